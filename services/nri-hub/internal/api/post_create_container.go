@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// PostCreateContainer tells the plugins that a container is CREATED.
+func (s *Service) PostCreateContainer(ctx context.Context, req *nriv1.PostCreateContainerRequest) (*nriv1.PostCreateContainerResponse, error) {
+	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.PostCreateContainer(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.PostCreateContainerResponse{Response: &nri.PostCreateContainerResponse{}}, nil
+}

@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// PostStartContainer tells the plugins that a container runs.
+func (s *Service) PostStartContainer(ctx context.Context, req *nriv1.PostStartContainerRequest) (*nriv1.PostStartContainerResponse, error) {
+	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.PostStartContainer(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.PostStartContainerResponse{Response: &nri.PostStartContainerResponse{}}, nil
+}

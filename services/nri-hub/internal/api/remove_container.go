@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// RemoveContainer tells the plugins that a container is gone.
+func (s *Service) RemoveContainer(ctx context.Context, req *nriv1.RemoveContainerRequest) (*nriv1.RemoveContainerResponse, error) {
+	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.RemoveContainer(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.RemoveContainerResponse{Response: &nri.RemoveContainerResponse{}}, nil
+}

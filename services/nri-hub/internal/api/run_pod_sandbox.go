@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// RunPodSandbox tells the plugins of a pod that is about to become READY.
+func (s *Service) RunPodSandbox(ctx context.Context, req *nriv1.RunPodSandboxRequest) (*nriv1.RunPodSandboxResponse, error) {
+	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.RunPodSandbox(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.RunPodSandboxResponse{Response: &nri.RunPodSandboxResponse{}}, nil
+}

@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// StopPodSandbox tells the plugins that a pod stops.
+func (s *Service) StopPodSandbox(ctx context.Context, req *nriv1.StopPodSandboxRequest) (*nriv1.StopPodSandboxResponse, error) {
+	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.StopPodSandbox(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.StopPodSandboxResponse{Response: &nri.StopPodSandboxResponse{}}, nil
+}

@@ -1,0 +1,20 @@
+package api
+
+import (
+	"context"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// UpdatePodSandbox tells the plugins of new pod-level resources, before the change.
+func (s *Service) UpdatePodSandbox(ctx context.Context, req *nriv1.UpdatePodSandboxRequest) (*nriv1.UpdatePodSandboxResponse, error) {
+	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
+		return nil, err
+	}
+	if err := s.hub.UpdatePodSandbox(ctx, req.GetRequest()); err != nil {
+		return nil, err
+	}
+	return &nriv1.UpdatePodSandboxResponse{Response: &nri.UpdatePodSandboxResponse{}}, nil
+}

@@ -1,0 +1,194 @@
+// Package app puts nri-hub together: it builds the parts from the configuration and says
+// in which order they run. It holds no rules of its own.
+package app
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	nrilog "github.com/containerd/nri/pkg/log"
+	nriversion "github.com/containerd/nri/pkg/version"
+	validator "github.com/containerd/nri/plugins/default-validator"
+
+	"github.com/crisp-cri/crisp/services/internal/admin"
+	"github.com/crisp-cri/crisp/services/internal/buildinfo"
+	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/rpc"
+	"github.com/crisp-cri/crisp/services/internal/telemetry"
+	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
+	"github.com/crisp-cri/crisp/services/internal/unixsock"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/api"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/config"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/plugin"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/sync"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// minNRIVersion is announced if the build does not say which version it has.
+const minNRIVersion = "v0.12.5"
+
+// App is the built process. Use New.
+type App struct {
+	cfg     config.Config
+	tel     *telemetry.Telemetry
+	hub     *hub.Hub
+	plugins *plugin.Server
+	service *api.Service
+	server  *rpc.Server
+}
+
+// Run is the body of "nri-hub run".
+func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
+	tel, err := telemetry.New(ctx, telemetry.Config{Service: "nri-hub", Log: cfg.Log, Trace: cfg.Tracing}, stderr)
+	if err != nil {
+		return err
+	}
+	// NRI's validator logs through a variable of its package.
+	nrilog.Set(logAdapter{tel.Log})
+	a, err := New(cfg, tel)
+	if err != nil {
+		return err
+	}
+	return lifecycle.Run(ctx, tel.Log, a.Parts()...)
+}
+
+// New builds everything and starts nothing.
+func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
+	metrics, err := plugin.NewMetrics(tel.Registry)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	remembered, expected, err := memory.Open(cfg.RunFolder)
+	if err != nil {
+		return nil, err
+	}
+	generation, err := newGeneration()
+	if err != nil {
+		return nil, err
+	}
+	a := &App{cfg: cfg, tel: tel}
+	a.hub = hub.New(a.hubConfig(generation, expected), hub.Parts{
+		Log:       tel.Log,
+		Sync:      sync.New(tel.Log, cfg.Timeouts.Synchronize.Std()),
+		Memory:    remembered,
+		Validator: newValidator(cfg.Validator),
+		Active:    metrics.SetActive,
+	})
+	a.plugins = plugin.NewServer(plugin.Config{
+		RegistrationTimeout: cfg.Timeouts.Registration.Std(),
+		AnnouncedTimeout:    cfg.Timeouts.Announced.Std(),
+		RequestTimeout:      cfg.Timeouts.Request.Std(),
+		NRIVersion:          nriVersion(),
+	}, plugin.Parts{
+		Log:           tel.Log,
+		Tracer:        tel.Tracer,
+		Metrics:       metrics,
+		Host:          a.hub,
+		Peer:          peer,
+		ClientOptions: ttrpcx.ClientOptions(tel),
+		ServerOptions: ttrpcx.ServerOptions(tel),
+	})
+	a.service = api.New(a.hub, tel.Log)
+	a.server, err = rpc.NewServer(cfg.Server, tel, rpc.Service(&nriv1.HubService_ServiceDesc, a.service))
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Parts are the long-running parts in the order of their start. The gateway's way in
+// comes first, because plugins are synchronised through it, and it goes last, so that
+// plugins can be told of the end.
+func (a *App) Parts() []lifecycle.Part {
+	api := a.server.Part("api")
+	serve := api.Run
+	api.Run = func(ctx context.Context, ready func()) error {
+		defer a.service.Wait()
+		return serve(ctx, ready)
+	}
+	return []lifecycle.Part{
+		a.tel.Part(),
+		admin.Part(a.cfg.Admin, a.tel, admin.Check{Name: "plugins", Ready: a.settled}),
+		api,
+		a.pluginsPart(),
+	}
+}
+
+// settled is the readiness check: all expected plugins are there or given up.
+func (a *App) settled(context.Context) error {
+	if state, _ := a.hub.State(); !state.Ready {
+		return errors.New("plugins that were there before, or are required, are missing")
+	}
+	return nil
+}
+
+func (a *App) hubConfig(generation uint64, expected []hub.ID) hub.Config {
+	t := a.cfg.Timeouts
+	runtime := hub.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
+	if runtime.Version == "" {
+		runtime.Version = buildinfo.Read().Version
+	}
+	return hub.Config{
+		Generation:     generation,
+		RequestTimeout: t.Request.Std(),
+		JoinWait:       t.JoinWait.Std(),
+		SettleTimeout:  t.Settle.Std(),
+		OrphanGrace:    t.Orphan.Std(),
+		UpdateTimeout:  t.Update.Std(),
+		Required:       a.cfg.RequiredPlugins,
+		Runtime:        runtime,
+		Expected:       expected,
+	}
+}
+
+// newGeneration is a random number other than zero, which a gateway has before it knows
+// any generation.
+func newGeneration() (uint64, error) {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return 0, fmt.Errorf("generation: %w", err)
+	}
+	return binary.BigEndian.Uint64(b[:]) | 1, nil
+}
+
+func newValidator(cfg validator.DefaultValidatorConfig) hub.Validator {
+	if !cfg.Enable {
+		return nil
+	}
+	return validator.NewDefaultValidator(&cfg)
+}
+
+func nriVersion() string {
+	switch v := nriversion.GetFromBuildInfo(); v {
+	case "", nriversion.UnknownVersion, nriversion.DevelVersion:
+		return minNRIVersion
+	default:
+		return v
+	}
+}
+
+func peer(c net.Conn) (pid int32, uid uint32, err error) {
+	p, err := unixsock.PeerOf(c)
+	return p.PID, p.UID, err
+}
+
+// launched connects the launcher with the server of plugin connections.
+type launched struct{ plugins *plugin.Server }
+
+var _ launch.Server = launched{}
+
+// ServeLaunched implements launch.Server.
+func (l launched) ServeLaunched(ctx context.Context, c net.Conn, p launch.Plugin) error {
+	return l.plugins.ServeLaunched(ctx, c, plugin.Launched{
+		ID: hub.ID{Index: p.Index, Name: p.Name}, PID: p.PID, Config: p.Config,
+	})
+}

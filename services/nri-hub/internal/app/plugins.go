@@ -1,0 +1,100 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/unixsock"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
+)
+
+// pluginsPart serves plugins that connect and runs those that are pre-installed. At the
+// stop it says goodbye to all of them before anything is closed.
+func (a *App) pluginsPart() lifecycle.Part {
+	goodbye := a.cfg.Timeouts.Request.Std()
+	return lifecycle.Part{
+		Name:        "plugins",
+		StopTimeout: 2*goodbye + a.cfg.Launch.StopTimeout.Std() + 5*time.Second,
+		Run: func(ctx context.Context, ready func()) error {
+			// Plugins are cut off only after they were told; hence a context that does not
+			// end with ctx.
+			inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+			defer cancel()
+			g, inner := errgroup.WithContext(inner)
+			if err := a.listen(inner, g); err != nil {
+				cancel()
+				return err
+			}
+			if a.cfg.Launch.Enable {
+				g.Go(func() error { return a.launcher().Run(inner) })
+			}
+			ready()
+			select {
+			case <-ctx.Done():
+			case <-inner.Done():
+			}
+			a.plugins.Refuse()
+			farewell, done := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+			a.hub.Shutdown(farewell)
+			done()
+			cancel()
+			return g.Wait()
+		},
+	}
+}
+
+func (a *App) listen(ctx context.Context, g *errgroup.Group) error {
+	if !a.cfg.NRI.Enable {
+		return nil
+	}
+	l, err := unixsock.Listen(ctx, a.cfg.NRI.Socket)
+	if err != nil {
+		return fmt.Errorf("socket for plugins: %w", err)
+	}
+	g.Go(func() error { return a.plugins.Serve(ctx, l) })
+	return nil
+}
+
+func (a *App) launcher() *launch.Launcher {
+	cfg := a.cfg.Launch
+	return launch.New(launch.Config{
+		Folder:       cfg.Folder,
+		ConfigFolder: cfg.ConfigFolder,
+		MinBackoff:   cfg.MinBackoff.Std(),
+		MaxBackoff:   cfg.MaxBackoff.Std(),
+		StopTimeout:  cfg.StopTimeout.Std(),
+	}, a.tel.Log, launched{a.plugins})
+}
+
+// logAdapter sends what NRI's packages log to our log, where it is detail.
+type logAdapter struct{ log *slog.Logger }
+
+// Debugf implements NRI's logger.
+func (l logAdapter) Debugf(ctx context.Context, format string, args ...any) {
+	l.print(ctx, slog.LevelDebug, format, args)
+}
+
+// Infof implements NRI's logger.
+func (l logAdapter) Infof(ctx context.Context, format string, args ...any) {
+	l.print(ctx, slog.LevelDebug, format, args)
+}
+
+// Warnf implements NRI's logger.
+func (l logAdapter) Warnf(ctx context.Context, format string, args ...any) {
+	l.print(ctx, slog.LevelWarn, format, args)
+}
+
+// Errorf implements NRI's logger. Its errors are answers to requests, which are logged
+// there.
+func (l logAdapter) Errorf(ctx context.Context, format string, args ...any) {
+	l.print(ctx, slog.LevelInfo, format, args)
+}
+
+func (l logAdapter) print(ctx context.Context, level slog.Level, format string, args []any) {
+	l.log.Log(ctx, level, "nri library", slog.String("text", fmt.Sprintf(format, args...)))
+}

@@ -1,0 +1,115 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+)
+
+// Gateway is the connected gateway.
+type Gateway interface {
+	// Inventory asks for a snapshot of all pods and containers.
+	Inventory(ctx context.Context) (Inventory, error)
+	// Update asks for changes of containers and returns those that failed.
+	Update(ctx context.Context, plugin string, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error)
+	// Done is closed when the gateway is disconnected.
+	Done() <-chan struct{}
+}
+
+// Runtime is how plugins are told that the runtime is called.
+type Runtime struct{ Name, Version string }
+
+// Attach makes gw the gateway that plugins are synchronised from. The newest one
+// counts. detach must be called when it is disconnected.
+func (h *Hub) Attach(gw Gateway, runtime Runtime) (detach func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if runtime.Name != "" {
+		h.runtime = runtime
+	}
+	if h.gateway == nil {
+		close(h.arrived)
+	}
+	h.gateway = gw
+	if !h.settled && h.settling == nil && !h.stopping {
+		h.settling = time.AfterFunc(h.cfg.SettleTimeout, h.settle)
+	}
+	return func() { h.detach(gw) }
+}
+
+// Runtime is the name and the version of the runtime as the latest gateway gave them,
+// or as configured before there was one.
+func (h *Hub) Runtime() (name, version string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.runtime.Name, h.runtime.Version
+}
+
+func (h *Hub) detach(gw Gateway) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gateway != gw {
+		return
+	}
+	h.gateway = nil
+	h.arrived = make(chan struct{})
+}
+
+// awaitGateway returns the gateway as soon as there is one.
+func (h *Hub) awaitGateway(ctx context.Context, leave <-chan struct{}) (Gateway, error) {
+	for {
+		h.mu.Lock()
+		gw, arrived := h.gateway, h.arrived
+		h.mu.Unlock()
+		if gw != nil {
+			return gw, nil
+		}
+		select {
+		case <-arrived:
+		case <-leave:
+			return nil, ErrLost
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Update passes on what a plugin wants of its own accord and returns the updates that
+// failed. It holds no lock and no plugin's turn, so a plugin may use it from inside the
+// handling of a request. ErrUnavailable if there is no gateway.
+func (h *Hub) Update(ctx context.Context, plugin ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error) {
+	if len(updates) == 0 && len(evictions) == 0 {
+		return nil, nil
+	}
+	h.mu.Lock()
+	gw := h.gateway
+	h.mu.Unlock()
+	if gw == nil {
+		return nil, fmt.Errorf("update of containers for plugin %q: no gateway is connected: %w", plugin, errdefs.ErrUnavailable)
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.UpdateTimeout)
+	defer cancel()
+	failed, err := gw.Update(ctx, plugin.String(), updates, evictions)
+	if err != nil {
+		return nil, fmt.Errorf("update of containers for plugin %q: %w", plugin, err)
+	}
+	return failed, nil
+}
+
+// carryOut performs wishes for which no plugin waits.
+func (h *Hub) carryOut(ctx context.Context, m *member, w wish) {
+	failed, err := h.Update(ctx, m.info.ID, w.updates, w.evictions)
+	if err != nil {
+		h.Log.WarnContext(ctx, "updates that a plugin asked for were lost",
+			slog.String("plugin", m.info.ID.String()), slog.Any("error", err))
+		return
+	}
+	for _, f := range failed {
+		h.Log.WarnContext(ctx, "update that a plugin asked for failed",
+			slog.String("plugin", m.info.ID.String()), slog.String("container_id", f.GetContainerId()))
+	}
+}

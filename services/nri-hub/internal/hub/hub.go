@@ -1,0 +1,277 @@
+package hub
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	nri "github.com/containerd/nri/pkg/api"
+)
+
+// Config are the hub's rules.
+type Config struct {
+	Generation     uint64        // of this start of the hub
+	RequestTimeout time.Duration // for one call of one plugin
+	JoinWait       time.Duration // how long a request waits for a plugin that is joining
+	SettleTimeout  time.Duration // how long the hub is not ready for lack of expected plugins
+	OrphanGrace    time.Duration // after which what a lost gateway has left unfinished is ended
+	UpdateTimeout  time.Duration // for an update that a plugin asks the gateway for
+	Required       []string      // plugins without which no pod or container is created
+	Runtime        Runtime       // as plugins are told before a gateway has come
+	Expected       []ID          // plugins that were active before the hub started
+}
+
+// Parts are what the hub works with.
+type Parts struct {
+	Log    *slog.Logger
+	Sync   Synchronizer
+	Memory Memory
+	// Validator checks each merged adjustment; nil if there is none.
+	Validator Validator
+	// Active is told the number of active plugins when it changes.
+	Active func(n int)
+}
+
+// Validator accepts or refuses a merged adjustment.
+type Validator interface {
+	ValidateContainerAdjustment(ctx context.Context, req *nri.ValidateContainerAdjustmentRequest) error
+}
+
+// State is what the gateway is told.
+type State struct {
+	Generation uint64
+	Events     nri.EventMask
+	Ready      bool
+}
+
+// Hub is the registry of plugins and the way to them. Use New.
+type Hub struct {
+	cfg Config
+	Parts
+
+	// saving serialises what goes to the memory; it is held while a file is written.
+	saving sync.Mutex
+
+	// mu guards all below.
+	mu       sync.Mutex
+	members  []*member // in the order of calls; replaced, never changed
+	pending  map[string]*operation
+	gateway  Gateway
+	runtime  Runtime
+	arrived  chan struct{} // closed when there is a gateway
+	state    State
+	changed  chan struct{} // closed at the next change of state
+	settled  bool
+	settling *time.Timer
+	stopping bool
+}
+
+// New makes a hub without plugins and without gateway.
+func New(cfg Config, parts Parts) *Hub {
+	h := &Hub{
+		cfg:     cfg,
+		runtime: cfg.Runtime,
+		Parts:   parts,
+		pending: make(map[string]*operation),
+		arrived: make(chan struct{}),
+		changed: make(chan struct{}),
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refresh()
+	return h
+}
+
+// Generation is the number of this start of the hub.
+func (h *Hub) Generation() uint64 { return h.cfg.Generation }
+
+// State returns what the gateway is to be told, and a channel that is closed when that
+// changes.
+func (h *Hub) State() (State, <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state, h.changed
+}
+
+// Plugins lists all plugins in the order of calls.
+func (h *Hub) Plugins() []Status {
+	h.mu.Lock()
+	members := h.members
+	h.mu.Unlock()
+	list := make([]Status, 0, len(members))
+	for _, m := range members {
+		list = append(list, m.status())
+	}
+	return list
+}
+
+// Shutdown tells all plugins that the hub ends and disconnects them. It returns when
+// all have been told or the context has ended. Plugins that come later are refused.
+func (h *Hub) Shutdown(ctx context.Context) {
+	h.mu.Lock()
+	h.stopping = true
+	members := h.members
+	if h.settling != nil {
+		h.settling.Stop()
+	}
+	h.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, m := range members {
+		wg.Go(func() { h.dismiss(ctx, m, ErrStopping) })
+	}
+	wg.Wait()
+}
+
+// dismiss says goodbye to a plugin before its connection is closed.
+func (h *Hub) dismiss(ctx context.Context, m *member, cause error) {
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.RequestTimeout)
+	defer cancel()
+	if err := m.plugin.Shutdown(ctx); err != nil {
+		h.Log.DebugContext(ctx, "plugin did not answer its shutdown",
+			slog.String("plugin", m.info.ID.String()), slog.Any("error", err))
+	}
+	m.plugin.Close(cause)
+}
+
+// insert adds a member; what was under way at that moment is returned, because it is
+// in neither the events to come nor, perhaps, the inventory.
+func (h *Hub) insert(m *member) ([]*operation, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopping {
+		return nil, ErrStopping
+	}
+	m.successor = slices.ContainsFunc(h.members, func(o *member) bool {
+		return o.info.ID == m.info.ID && o.is(active)
+	})
+	members := append(slices.Clone(h.members), m)
+	slices.SortStableFunc(members, func(a, b *member) int { return a.info.ID.compare(b.info.ID) })
+	h.members = members
+	underWay := make([]*operation, 0, len(h.pending))
+	for _, op := range h.pending {
+		underWay = append(underWay, op)
+	}
+	h.refresh()
+	return underWay, nil
+}
+
+// remove takes a member out. It reports false if the member was out already.
+func (h *Hub) remove(m *member) bool {
+	m.become(gone)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.Index(h.members, m)
+	if i < 0 {
+		return false
+	}
+	h.members = slices.Delete(slices.Clone(h.members), i, i+1)
+	h.refresh()
+	return true
+}
+
+// activate ends a member's joining and takes an older instance of the same plugin out.
+func (h *Hub) activate(m *member) (replaced *member) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.IndexFunc(h.members, func(o *member) bool {
+		return o != m && o.info.ID == m.info.ID && o.is(active)
+	})
+	if i >= 0 {
+		replaced = h.members[i]
+		replaced.become(gone)
+		h.members = slices.Delete(slices.Clone(h.members), i, i+1)
+	}
+	m.become(active)
+	h.refresh()
+	return replaced
+}
+
+// refresh works the state out anew. The caller holds mu.
+func (h *Hub) refresh() {
+	var events nri.EventMask
+	actives := 0
+	for _, m := range h.members {
+		events |= m.info.Events
+		if m.is(active) {
+			actives++
+		}
+	}
+	if h.Active != nil {
+		h.Active(actives)
+	}
+	if h.Validator != nil || events.IsSet(nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) {
+		events.Set(nri.Event_CREATE_CONTAINER)
+	}
+	if len(h.cfg.Required) > 0 {
+		events.Set(nri.Event_RUN_POD_SANDBOX, nri.Event_CREATE_CONTAINER)
+	}
+	// The end of what has begun must be seen, or a plugin that joins later would be
+	// told of an object that is long gone.
+	if events.IsSet(nri.Event_CREATE_CONTAINER) {
+		events.Set(nri.Event_POST_CREATE_CONTAINER, nri.Event_STOP_CONTAINER, nri.Event_REMOVE_CONTAINER)
+	}
+	if events.IsSet(nri.Event_RUN_POD_SANDBOX) {
+		events.Set(nri.Event_STOP_POD_SANDBOX, nri.Event_REMOVE_POD_SANDBOX)
+	}
+	if !h.settled && h.allExpected() {
+		h.settled = true
+	}
+	next := State{Generation: h.cfg.Generation, Events: events, Ready: h.settled}
+	if next == h.state {
+		return
+	}
+	h.state = next
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// allExpected reports whether no plugin is missing. The caller holds mu.
+func (h *Hub) allExpected() bool {
+	present := func(match func(ID) bool) bool {
+		return slices.ContainsFunc(h.members, func(m *member) bool { return m.is(active) && match(m.info.ID) })
+	}
+	for _, id := range h.cfg.Expected {
+		if !present(func(o ID) bool { return o == id }) {
+			return false
+		}
+	}
+	for _, name := range h.cfg.Required {
+		if !present(func(o ID) bool { return o.Matches(name) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// settle gives up waiting for plugins that are missing, now and after the next start.
+func (h *Hub) settle() {
+	h.mu.Lock()
+	h.settled = true
+	h.refresh()
+	h.mu.Unlock()
+	h.remember()
+}
+
+// remember saves which plugins are active, so that the next start can wait for them.
+func (h *Hub) remember() {
+	h.saving.Lock()
+	defer h.saving.Unlock()
+	h.mu.Lock()
+	if h.stopping {
+		// Plugins that leave because the hub ends are expected back.
+		h.mu.Unlock()
+		return
+	}
+	var ids []ID
+	for _, m := range h.members {
+		if m.is(active) {
+			ids = append(ids, m.info.ID)
+		}
+	}
+	h.mu.Unlock()
+	if err := h.Memory.Save(ids); err != nil {
+		h.Log.Warn("active plugins not remembered", slog.Any("error", err))
+	}
+}

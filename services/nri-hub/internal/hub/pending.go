@@ -1,0 +1,116 @@
+package hub
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	nri "github.com/containerd/nri/pkg/api"
+)
+
+// operationLimit is how long a creation can be under way; what takes longer has failed
+// without the hub being told.
+const operationLimit = 5 * time.Minute
+
+// operation is a creation that plugins have been asked about and that may not be in an
+// inventory yet: the gateway makes objects visible only after the plugins' answers.
+type operation struct {
+	pod       *nri.PodSandbox
+	container *nri.Container // nil for a pod
+	since     time.Time
+}
+
+func (o *operation) id() string {
+	if o.container != nil {
+		return o.container.GetId()
+	}
+	return o.pod.GetId()
+}
+
+// begin notes what a request starts or ends and returns the plugins as they are at
+// that moment. Both are one step, so a plugin that joins finds an object either among
+// the pending ones or in a request that it is told of.
+func (h *Hub) begin(r *request) []*member {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch r.event {
+	case nri.Event_RUN_POD_SANDBOX:
+		h.expire()
+		h.pending[r.pod.GetId()] = &operation{pod: r.pod, since: time.Now()}
+	case nri.Event_CREATE_CONTAINER:
+		h.expire()
+		delete(h.pending, r.pod.GetId())
+		h.pending[r.container.GetId()] = &operation{pod: r.pod, container: r.container, since: time.Now()}
+	case nri.Event_STOP_POD_SANDBOX, nri.Event_REMOVE_POD_SANDBOX:
+		delete(h.pending, r.pod.GetId())
+	case nri.Event_POST_CREATE_CONTAINER, nri.Event_START_CONTAINER, nri.Event_POST_START_CONTAINER,
+		nri.Event_STOP_CONTAINER, nri.Event_REMOVE_CONTAINER:
+		delete(h.pending, r.container.GetId())
+	default:
+	}
+	return h.members
+}
+
+// Reconcile ends what an earlier gateway has left unfinished: plugins that were asked
+// about an object which was then never made are told that it is gone. It is to be
+// called for each new gateway and returns when that is done or the gateway has gone.
+func (h *Hub) Reconcile(ctx context.Context, gw Gateway) {
+	h.mu.Lock()
+	left := maps.Clone(h.pending)
+	h.mu.Unlock()
+	if len(left) == 0 {
+		return
+	}
+	// The gateway may be the same one on a new stream, in the middle of its work.
+	timer := time.NewTimer(h.cfg.OrphanGrace)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-gw.Done():
+		return
+	case <-ctx.Done():
+		return
+	}
+	inv, err := gw.Inventory(ctx)
+	if err != nil {
+		h.Log.WarnContext(ctx, "unfinished creations not checked", slog.Any("error", err))
+		return
+	}
+	for _, p := range inv.Pods {
+		delete(left, p.GetId())
+	}
+	for _, c := range inv.Containers {
+		delete(left, c.GetId())
+	}
+	for id, op := range left {
+		h.mu.Lock()
+		unfinished := h.pending[id] == op
+		h.mu.Unlock()
+		if unfinished {
+			h.end(ctx, op)
+		}
+	}
+}
+
+// end tells the plugins that an object is gone.
+func (h *Hub) end(ctx context.Context, op *operation) {
+	h.Log.WarnContext(ctx, "creation was never finished", slog.String("id", op.id()))
+	var err error
+	if op.container != nil {
+		err = h.RemoveContainer(ctx, &nri.RemoveContainerRequest{Pod: op.pod, Container: op.container})
+	} else {
+		err = h.RemovePodSandbox(ctx, &nri.RemovePodSandboxRequest{Pod: op.pod})
+	}
+	if err != nil {
+		h.Log.WarnContext(ctx, "plugins not told of the end", slog.String("id", op.id()), slog.Any("error", err))
+	}
+}
+
+func (h *Hub) expire() {
+	for id, op := range h.pending {
+		if time.Since(op.since) > operationLimit {
+			delete(h.pending, id)
+		}
+	}
+}

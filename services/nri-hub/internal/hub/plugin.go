@@ -1,0 +1,97 @@
+package hub
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"google.golang.org/protobuf/proto"
+)
+
+// ErrLost says that a plugin's connection broke before it answered, or that the plugin
+// did not keep to the protocol.
+var ErrLost = errors.New("connection to the plugin lost")
+
+// ErrStopping is the reason for which plugins are closed when the hub ends.
+var ErrStopping = errors.New("hub is stopping")
+
+// ErrReplaced is the reason for which a plugin is closed when a newer instance with the
+// same index and name has taken over.
+var ErrReplaced = errors.New("replaced by a newer instance")
+
+// ID names a plugin. Two digits of index come first in the order of calls.
+type ID struct {
+	Index string `json:"index"`
+	Name  string `json:"name"`
+}
+
+// String is the full name, such as "10-balloons", which owners and logs use.
+func (id ID) String() string { return id.Index + "-" + id.Name }
+
+// Matches reports whether name means this plugin; it may be given without the index.
+func (id ID) Matches(name string) bool { return name == id.Name || name == id.String() }
+
+func (id ID) compare(other ID) int {
+	return cmp.Or(cmp.Compare(id.Index, other.Index), cmp.Compare(id.Name, other.Name))
+}
+
+// Info is what is known of a plugin after it was configured. It does not change.
+type Info struct {
+	ID         ID
+	NRIVersion string
+	Events     nri.EventMask
+	Policy     *nri.FailurePolicy
+	Launched   bool
+	PID        int32
+}
+
+// Plugin is a registered and configured plugin. Its methods may be called concurrently.
+type Plugin interface {
+	Info() Info
+	// Call sends the request that belongs to event and returns the answer. An error
+	// that is neither ErrLost nor a context's error is the plugin's own answer.
+	Call(ctx context.Context, event nri.Event, req proto.Message) (proto.Message, error)
+	// Synchronize sends one part of the inventory.
+	Synchronize(ctx context.Context, req *nri.SynchronizeRequest) (*nri.SynchronizeResponse, error)
+	// Shutdown tells the plugin that it will be disconnected.
+	Shutdown(ctx context.Context) error
+	// Close disconnects the plugin; the cause goes to the log.
+	Close(cause error)
+	// Done is closed when the plugin is disconnected.
+	Done() <-chan struct{}
+}
+
+// Inventory is a consistent snapshot of pods and containers.
+type Inventory struct {
+	Pods       []*nri.PodSandbox
+	Containers []*nri.Container
+}
+
+// Synchronizer hands an inventory to a plugin and returns the updates that the plugin
+// answers with.
+type Synchronizer interface {
+	Synchronize(ctx context.Context, p Plugin, inv Inventory) ([]*nri.ContainerUpdate, error)
+}
+
+// Memory remembers the active plugins over a restart of the hub.
+type Memory interface {
+	Save(plugins []ID) error
+}
+
+// PluginError is a plugin's failure to take a request.
+type PluginError struct {
+	Plugin ID
+	Event  nri.Event
+	Err    error
+}
+
+// Error names the plugin and the request.
+func (e *PluginError) Error() string {
+	return fmt.Sprintf("plugin %q: %s: %v", e.Plugin, e.Event.PrettyName(), e.Err)
+}
+
+// Unwrap makes the error an errdefs.ErrAborted: the request was ended by a plugin.
+func (e *PluginError) Unwrap() []error { return []error{errdefs.ErrAborted, e.Err} }

@@ -1,0 +1,131 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+)
+
+// RegisterPlugin is the plugin's first call. A refusal is its error, never a connection
+// that is dropped afterwards.
+func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginRequest) (*nri.Empty, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.named {
+		return nil, fmt.Errorf("plugin %q is registered already: %w", p.info.ID, errdefs.ErrAlreadyExists)
+	}
+	err := p.identify(req)
+	if err == nil && p.srv.refuses() {
+		err = fmt.Errorf("hub is stopping: %w", errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		select {
+		case p.registered <- err:
+		default:
+		}
+		return nil, err
+	}
+	p.named = true
+	p.log.InfoContext(ctx, "plugin registered", slog.String("plugin", p.info.ID.String()),
+		slog.String("nri_version", req.GetNRIVersion()), slog.Int("pid", int(p.info.PID)), slog.Bool("launched", p.info.Launched))
+	p.registered <- nil
+	return &nri.Empty{}, nil
+}
+
+// identify takes the plugin's name. What the hub has launched is named by its file.
+func (p *conn) identify(req *nri.RegisterPluginRequest) error {
+	p.info.NRIVersion = req.GetNRIVersion()
+	if p.info.Launched {
+		return nil
+	}
+	if err := nri.CheckPluginName(req.GetPluginName()); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if err := nri.CheckPluginIndex(req.GetPluginIdx()); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	p.info.ID = hub.ID{Index: req.GetPluginIdx(), Name: req.GetPluginName()}
+	return nil
+}
+
+// UpdateContainers passes on what the plugin wants of its own accord.
+func (p *conn) UpdateContainers(ctx context.Context, req *nri.UpdateContainersRequest) (*nri.UpdateContainersResponse, error) {
+	p.mu.Lock()
+	named := p.named
+	p.mu.Unlock()
+	if !named {
+		return nil, fmt.Errorf("update of containers by a plugin that is not registered: %w", errdefs.ErrFailedPrecondition)
+	}
+	failed, err := p.srv.parts.Host.Update(ctx, p.info.ID, req.GetUpdate(), req.GetEvict())
+	if err != nil {
+		return nil, err
+	}
+	return &nri.UpdateContainersResponse{Failed: failed}, nil
+}
+
+// configure makes the plugin's first call in the other direction and completes Info.
+func (p *conn) configure(ctx context.Context, config string) error {
+	cfg := p.srv.cfg
+	name, version := p.srv.parts.Host.Runtime()
+	req := &nri.ConfigureRequest{
+		Config:              config,
+		RuntimeName:         name,
+		RuntimeVersion:      version,
+		RegistrationTimeout: cfg.AnnouncedTimeout.Milliseconds(),
+		RequestTimeout:      cfg.RequestTimeout.Milliseconds(),
+		NRIVersion:          cfg.NRIVersion,
+	}
+	var resp *nri.ConfigureResponse
+	err := p.observe(ctx, "Configure", func(ctx context.Context) (err error) {
+		resp, err = p.remote.Configure(ctx, req)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("configure plugin %q: %w", p.info.ID, err)
+	}
+	events := nri.EventMask(resp.GetEvents())
+	if unknown := events &^ nri.ValidEvents; unknown != 0 {
+		p.log.WarnContext(ctx, "plugin subscribes to events that this NRI version does not have; they are left out",
+			slog.String("plugin", p.info.ID.String()), slog.Int64("mask", int64(unknown)))
+	}
+	if events == 0 {
+		events = nri.ValidEvents
+	}
+	p.info.Events = events & nri.ValidEvents
+	p.info.Policy = resp.GetFailurePolicy()
+	return nil
+}
+
+// awaitRegistration returns when the plugin has registered, or why it will not.
+func (p *conn) awaitRegistration(ctx context.Context, limit time.Duration) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case err := <-p.registered:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("no registration within %s: %w", limit, context.DeadlineExceeded)
+	case <-p.done:
+		return hub.ErrLost
+	case <-ctx.Done():
+		return p.cancelRegistration(ctx)
+	}
+}
+
+// cancelRegistration refuses a registration that has not come yet; one that was just
+// answered counts, because its plugin now waits for Configure.
+func (p *conn) cancelRegistration(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.named {
+		return nil
+	}
+	p.named = true
+	return context.Cause(ctx)
+}
