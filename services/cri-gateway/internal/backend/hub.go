@@ -1,0 +1,182 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"google.golang.org/grpc"
+
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+)
+
+// HubConfig says how the gateway lives with its hub.
+type HubConfig struct {
+	// Hold is how long calls are held back for a hub that is away or not ready,
+	// counted from the moment it went away.
+	Hold time.Duration
+	// Require makes calls fail while the hub is away; otherwise they go on without it.
+	Require bool
+	// RuntimeName and RuntimeVersion are what plugins are told.
+	RuntimeName, RuntimeVersion string
+}
+
+// HubObserver is told how calls fare. Its method is called concurrently.
+type HubObserver interface {
+	// Held is called when a call has been held back for the hub.
+	Held(d time.Duration)
+}
+
+// Hub is the client of nri-hub. Calls that no plugin listens to return at once, without
+// a round trip. While the hub is away, or its plugins are not back, calls are held back
+// until it has been away for the hold time; after that they follow the policy at once.
+type Hub struct {
+	client   nriv1.HubServiceClient
+	cfg      HubConfig
+	observer HubObserver
+	log      *slog.Logger
+	state    watched[hubState]
+}
+
+type hubState struct {
+	// connected is set with the first state that the hub announces on a stream.
+	connected  bool
+	ready      bool
+	generation uint64
+	events     nri.EventMask
+	// epoch counts the streams, so that two states of one generation differ.
+	epoch uint64
+	// awaySince is when the hub was last connected and ready, or the start.
+	awaySince time.Time
+}
+
+func (s hubState) usable() bool { return s.connected && s.ready }
+
+func (s hubState) listens(events []nri.Event) bool {
+	for _, e := range events {
+		if s.events.IsSet(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// NewHub returns a client on conn. It has no state before Run has connected.
+func NewHub(conn *grpc.ClientConn, cfg HubConfig, observer HubObserver, log *slog.Logger) *Hub {
+	// How long calls wait for the hub is decided here by its state, not by the connection.
+	client := nriv1.NewHubServiceClient(limitedConn{conn: conn})
+	h := &Hub{client: client, cfg: cfg, observer: observer, log: log}
+	h.state.init(hubState{awaySince: time.Now()})
+	return h
+}
+
+// Ready returns nil if the hub is connected and its plugins are back.
+func (h *Hub) Ready(context.Context) error {
+	switch st, _ := h.state.get(); {
+	case !st.connected:
+		return fmt.Errorf("not connected to nri-hub: %w", errdefs.ErrUnavailable)
+	case !st.ready:
+		return fmt.Errorf("nri-hub waits for its plugins: %w", errdefs.ErrUnavailable)
+	}
+	return nil
+}
+
+// await returns the state of a hub that can be called; ok is false if there is none.
+func (h *Hub) await(ctx context.Context) (st hubState, ok bool, err error) {
+	start := time.Now()
+	held := false
+	defer func() {
+		if held {
+			h.observer.Held(time.Since(start))
+		}
+	}()
+	for {
+		st, changed := h.state.get()
+		if st.usable() {
+			return st, true, nil
+		}
+		left := h.cfg.Hold - time.Since(st.awaySince)
+		if left <= 0 {
+			// Plugins that are there get their events, whoever is missing.
+			return st, st.connected && !h.cfg.Require, nil
+		}
+		held = true
+		if err := waitChange(ctx, changed, left); err != nil {
+			return st, false, err
+		}
+	}
+}
+
+// awaitAfter waits, at most the hold time, for a hub other than the one of state old.
+func (h *Hub) awaitAfter(ctx context.Context, old hubState) (st hubState, ok bool, err error) {
+	start := time.Now()
+	defer func() { h.observer.Held(time.Since(start)) }()
+	for {
+		st, changed := h.state.get()
+		if st.usable() && (st.generation != old.generation || st.epoch != old.epoch) {
+			return st, true, nil
+		}
+		left := h.cfg.Hold - time.Since(start)
+		if left <= 0 {
+			return st, false, nil
+		}
+		if err := waitChange(ctx, changed, left); err != nil {
+			return st, false, err
+		}
+	}
+}
+
+// away is the answer of the policy when there is no hub to call.
+func (h *Hub) away() error {
+	if h.cfg.Require {
+		return fmt.Errorf("nri-hub is away: %w", errdefs.ErrUnavailable)
+	}
+	return nil
+}
+
+// call performs do for a hub that listens to one of the events, with its generation. A
+// hub that has changed meanwhile is waited for and called once more.
+func (h *Hub) call(ctx context.Context, do func(ctx context.Context, generation uint64) error, events ...nri.Event) error {
+	st, ok, err := h.await(ctx)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return h.away()
+	}
+	if !st.listens(events) {
+		return nil
+	}
+	failure := do(ctx, st.generation)
+	if !errdefs.IsUnavailable(failure) {
+		return failure
+	}
+	next, ok, err := h.awaitAfter(ctx, st)
+	switch {
+	case err != nil:
+		return err
+	case !ok && next.connected && next.epoch == st.epoch:
+		// The same hub is still there, so this is its answer and not its absence.
+		return failure
+	case !ok:
+		return h.away()
+	case !next.listens(events):
+		return nil
+	}
+	return do(ctx, next.generation)
+}
+
+// Wants implements sequence.Hub.
+func (h *Hub) Wants(ctx context.Context, events ...nri.Event) (bool, error) {
+	st, ok, err := h.await(ctx)
+	if err != nil {
+		return false, err
+	}
+	if !ok {
+		return false, h.away()
+	}
+	return st.listens(events), nil
+}

@@ -1,0 +1,192 @@
+// Package config is the configuration of the gateway: its keys, their defaults and what
+// is wrong with values. It reads no files and starts nothing.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/services/internal/admin"
+	"github.com/crisp-cri/crisp/services/internal/config"
+	"github.com/crisp-cri/crisp/services/internal/events"
+	"github.com/crisp-cri/crisp/services/internal/rpc"
+	"github.com/crisp-cri/crisp/services/internal/telemetry"
+)
+
+const (
+	// minMessage is what clients may send and receive by the protocol's habit.
+	minMessage = 16 * config.MiB
+	// maxMessage lets the output of a command through: 16 MiB of each stream.
+	maxMessage = 40 * config.MiB
+	// avoided is the end of a socket path at which kubelet takes the runtime for another.
+	avoided = "run/crio/crio.sock"
+)
+
+// What happens while the hub is away.
+const (
+	Ignore = "ignore"
+	Fail   = "fail"
+)
+
+// Config is the gateway's configuration file.
+type Config struct {
+	Version    int                   `toml:"version" comment:"Version of this file's form."`
+	CRI        rpc.ServerConfig      `toml:"cri" comment:"The CRI service for kubelet."`
+	Sandboxd   Sandboxd              `toml:"sandboxd" comment:"The service that owns sandboxes, containers and images."`
+	NRI        NRI                   `toml:"nri" comment:"The hub of the NRI plugins."`
+	Streaming  Streaming             `toml:"streaming" comment:"The server for exec, attach and port forwarding."`
+	Operations Operations            `toml:"operations" comment:"Calls that change something; they outlive their callers."`
+	Events     events.ClientConfig   `toml:"events" comment:"The bus from which the gateway hears of containers that end by themselves.\nAn empty url does without."`
+	Log        telemetry.LogConfig   `toml:"log" comment:"Log lines on standard error."`
+	Admin      admin.Config          `toml:"admin" comment:"Metrics and health."`
+	Tracing    telemetry.TraceConfig `toml:"tracing" comment:"Traces."`
+}
+
+// Sandboxd says how to reach sandboxd.
+type Sandboxd struct {
+	Socket     string          `toml:"socket" comment:"Path of sandboxd's socket."`
+	MaxMessage config.ByteSize `toml:"max_message" comment:"Largest message in either direction."`
+	// Hold is how long calls wait for a sandboxd that is away.
+	Hold config.Duration `toml:"hold" comment:"How long calls wait for a sandboxd that is away, for example because it restarts."`
+}
+
+// NRI says how to live with nri-hub.
+type NRI struct {
+	Enabled    bool            `toml:"enabled" comment:"Tell and ask the plugins at all."`
+	Socket     string          `toml:"socket" comment:"Path of nri-hub's socket."`
+	MaxMessage config.ByteSize `toml:"max_message" comment:"Largest message in either direction."`
+	// Hold is how long calls are held back for a hub that is away.
+	Hold config.Duration `toml:"hold" comment:"How long calls are held back when the hub went away or waits for its plugins."`
+	// Unavailable is what happens after that: Ignore or Fail.
+	Unavailable string `toml:"unavailable" comment:"What happens to calls after that: \"ignore\" goes on without plugins, \"fail\" refuses\nnew sandboxes, new containers and changes. Stopping and removing always works."`
+}
+
+// Streaming says where and how sessions are served.
+type Streaming struct {
+	Listen          string          `toml:"listen" comment:"Address; kubelet connects to it. Port 0 takes a free one."`
+	TLSCertFile     string          `toml:"tls_cert_file" comment:"Certificate for HTTPS; empty serves plain HTTP."`
+	TLSKeyFile      string          `toml:"tls_key_file" comment:"Key of the certificate."`
+	IdleTimeout     config.Duration `toml:"idle_timeout" comment:"Sessions end when nothing was sent for so long."`
+	CreationTimeout config.Duration `toml:"creation_timeout" comment:"How long a client may take to open its streams."`
+}
+
+// Operations bounds calls that change something.
+type Operations struct {
+	Limit     config.Duration `toml:"limit" comment:"The most that an operation may take, on top of a container's own stop timeout."`
+	UndoLimit config.Duration `toml:"undo_limit" comment:"The most that the undoing of a failed operation may take."`
+	Drain     config.Duration `toml:"drain" comment:"How long operations in flight may go on when the process is told to stop."`
+}
+
+// Default returns the configuration with every default set.
+func Default() Config {
+	cri := rpc.DefaultServerConfig("/run/crisp/cri.sock")
+	cri.Socket.Mode = 0o660
+	cri.MaxMessage = maxMessage
+	return Config{
+		Version: 1,
+		CRI:     cri,
+		Sandboxd: Sandboxd{
+			Socket:     "/run/crisp/sandboxd.sock",
+			MaxMessage: maxMessage,
+			Hold:       config.Duration(10 * time.Second),
+		},
+		NRI: NRI{
+			Enabled:     true,
+			Socket:      "/run/crisp/nri-hub.sock",
+			MaxMessage:  maxMessage,
+			Hold:        config.Duration(10 * time.Second),
+			Unavailable: Ignore,
+		},
+		Streaming: Streaming{
+			Listen:          "127.0.0.1:0",
+			IdleTimeout:     config.Duration(4 * time.Hour),
+			CreationTimeout: config.Duration(30 * time.Second),
+		},
+		Operations: Operations{
+			Limit:     config.Duration(10 * time.Minute),
+			UndoLimit: config.Duration(2 * time.Minute),
+			Drain:     config.Duration(30 * time.Second),
+		},
+		Events:  events.DefaultClientConfig(),
+		Log:     telemetry.DefaultLogConfig(),
+		Admin:   admin.Config{Listen: "127.0.0.1:9670"},
+		Tracing: telemetry.DefaultTraceConfig(),
+	}
+}
+
+// Validate implements config.Validator.
+func (c Config) Validate() error {
+	var errs []error
+	if strings.HasSuffix(c.CRI.Socket.Path, avoided) {
+		errs = append(errs, fmt.Errorf(
+			"cri.socket.path: a path that ends in %s makes kubelet change its source of statistics, write for example \"/run/crisp/cri.sock\"", avoided))
+	}
+	if c.CRI.MaxMessage != 0 && c.CRI.MaxMessage < minMessage {
+		errs = append(errs, fmt.Errorf("cri.max_message: %v is too small, write at least %v", c.CRI.MaxMessage, minMessage))
+	}
+	return errors.Join(append(errs,
+		config.CheckVersion(c.Version),
+		config.Section("cri", c.CRI),
+		config.Section("sandboxd", c.Sandboxd),
+		config.Section("nri", c.NRI),
+		config.Section("streaming", c.Streaming),
+		config.Section("operations", c.Operations),
+		config.Section("events", c.Events),
+		config.Section("log", c.Log),
+		config.Section("admin", c.Admin),
+		config.Section("tracing", c.Tracing),
+	)...)
+}
+
+// Client returns the configuration of the connection. The limits of calls are not
+// configured: each method has its own.
+func (c Sandboxd) Client() rpc.ClientConfig {
+	return rpc.ClientConfig{Socket: c.Socket, MaxMessage: c.MaxMessage}
+}
+
+// Client returns the configuration of the connection.
+func (c NRI) Client() rpc.ClientConfig {
+	return rpc.ClientConfig{Socket: c.Socket, MaxMessage: c.MaxMessage}
+}
+
+// Validate implements config.Validator.
+func (c Sandboxd) Validate() error {
+	return c.Client().Validate()
+}
+
+// Validate implements config.Validator.
+func (c NRI) Validate() error {
+	errs := []error{c.Client().Validate()}
+	if c.Unavailable != Ignore && c.Unavailable != Fail {
+		errs = append(errs, fmt.Errorf("unavailable: %q is not known, write %q or %q", c.Unavailable, Ignore, Fail))
+	}
+	return errors.Join(errs...)
+}
+
+// Validate implements config.Validator.
+func (c Streaming) Validate() error {
+	var errs []error
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		errs = append(errs, fmt.Errorf("listen: %q is no address, write for example \"127.0.0.1:0\"", c.Listen))
+	}
+	if (c.TLSCertFile == "") != (c.TLSKeyFile == "") {
+		errs = append(errs, errors.New("tls_cert_file: HTTPS wants both tls_cert_file and tls_key_file"))
+	}
+	return errors.Join(append(errs,
+		positive("idle_timeout", c.IdleTimeout), positive("creation_timeout", c.CreationTimeout))...)
+}
+
+// Validate implements config.Validator.
+func (c Operations) Validate() error {
+	return errors.Join(positive("limit", c.Limit), positive("undo_limit", c.UndoLimit))
+}
+
+func positive(key string, d config.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("%s: %v is too short, write a duration above zero such as \"30s\"", key, d)
+	}
+	return nil
+}

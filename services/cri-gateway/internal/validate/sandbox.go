@@ -1,0 +1,193 @@
+package validate
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const maxPort = 65535
+
+// RunPodSandbox checks a request for a new sandbox.
+func RunPodSandbox(req *criv1.RunPodSandboxRequest) error {
+	config := req.GetConfig()
+	if config == nil {
+		return invalid("config", "must be set")
+	}
+	return firstError(
+		sandboxMetadata("config.metadata", config.GetMetadata()),
+		optionalName("runtime_handler", req.GetRuntimeHandler()),
+		optionalName("config.hostname", config.GetHostname()),
+		logDirectory("config.log_directory", config.GetLogDirectory()),
+		dns("config.dns_config", config.GetDnsConfig()),
+		portMappings("config.port_mappings", config.GetPortMappings()),
+		linuxSandbox("config.linux", config.GetLinux()),
+		Message(req),
+	)
+}
+
+func sandboxMetadata(field string, m *criv1.PodSandboxMetadata) error {
+	if m == nil {
+		return invalid(field, "must be set")
+	}
+	return firstError(
+		name(field+".name", m.GetName()),
+		name(field+".namespace", m.GetNamespace()),
+		name(field+".uid", m.GetUid()),
+	)
+}
+
+// logDirectory refuses directories whose meaning depends on the reader.
+func logDirectory(field, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if !filepath.IsAbs(dir) {
+		return invalid(field, "must be an absolute path")
+	}
+	if hasDotDot(dir) {
+		return invalid(field, `must not contain ".."`)
+	}
+	if len(dir) > maxPath {
+		return invalid(field, "must not be longer than %d bytes", maxPath)
+	}
+	return printable(field, dir)
+}
+
+func hasDotDot(path string) bool {
+	return slices.Contains(strings.Split(path, "/"), "..")
+}
+
+func dns(field string, config *criv1.DNSConfig) error {
+	for _, list := range []struct {
+		name   string
+		values []string
+	}{
+		{"servers", config.GetServers()},
+		{"searches", config.GetSearches()},
+		{"options", config.GetOptions()},
+	} {
+		for i, v := range list.values {
+			at := fmt.Sprintf("%s.%s[%d]", field, list.name, i)
+			if v == "" {
+				return invalid(at, "must not be empty")
+			}
+			if strings.ContainsAny(v, " \t") {
+				return invalid(at, "must not contain blanks")
+			}
+			if err := printable(at, v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func portMappings(field string, mappings []*criv1.PortMapping) error {
+	for i, m := range mappings {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if p := m.GetContainerPort(); p < 0 || p > maxPort {
+			return invalid(at+".container_port", "must be between 0 and %d, is %d", maxPort, p)
+		}
+		if p := m.GetHostPort(); p < 0 || p > maxPort {
+			return invalid(at+".host_port", "must be between 0 and %d, is %d", maxPort, p)
+		}
+		if ip := m.GetHostIp(); ip != "" {
+			if _, err := netip.ParseAddr(ip); err != nil {
+				return invalid(at+".host_ip", "%q is not an IP address", ip)
+			}
+		}
+	}
+	return nil
+}
+
+func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
+	if hasDotDot(linux.GetCgroupParent()) {
+		return invalid(field+".cgroup_parent", `must not contain ".."`)
+	}
+	for key := range linux.GetSysctls() {
+		if key == "" || hasDotDot(key) {
+			return invalid(field+".sysctls", "%q is not the name of a sysctl", key)
+		}
+	}
+	return firstError(
+		resources(field+".overhead", linux.GetOverhead()),
+		resources(field+".resources", linux.GetResources()),
+		namespaces(field+".security_context.namespace_options",
+			linux.GetSecurityContext().GetNamespaceOptions()),
+	)
+}
+
+func namespaces(field string, ns *criv1.NamespaceOption) error {
+	if ns.GetPid() == criv1.NamespaceMode_TARGET && ns.GetTargetId() == "" {
+		return invalid(field+".target_id", "must be set with pid mode TARGET")
+	}
+	if id := ns.GetTargetId(); id != "" {
+		return ID(field+".target_id", id)
+	}
+	return nil
+}
+
+func resources(field string, r *criv1.LinuxContainerResources) error {
+	switch {
+	case r.GetCpuPeriod() < 0:
+		return invalid(field+".cpu_period", "must not be negative")
+	case r.GetCpuShares() < 0:
+		return invalid(field+".cpu_shares", "must not be negative")
+	case r.GetCpuQuota() < -1:
+		return invalid(field+".cpu_quota", "must not be below -1")
+	case r.GetMemoryLimitInBytes() < -1:
+		return invalid(field+".memory_limit_in_bytes", "must not be below -1")
+	case r.GetMemorySwapLimitInBytes() < -1:
+		return invalid(field+".memory_swap_limit_in_bytes", "must not be below -1")
+	case r.GetOomScoreAdj() < -1000 || r.GetOomScoreAdj() > 1000:
+		return invalid(field+".oom_score_adj", "must be between -1000 and 1000, is %d", r.GetOomScoreAdj())
+	}
+	for i, limit := range r.GetHugepageLimits() {
+		if limit.GetPageSize() == "" {
+			return invalid(fmt.Sprintf("%s.hugepage_limits[%d].page_size", field, i), "must not be empty")
+		}
+	}
+	return nil
+}
+
+// UpdatePodSandboxResources checks a request for new pod-level resources.
+func UpdatePodSandboxResources(req *criv1.UpdatePodSandboxResourcesRequest) error {
+	return firstError(
+		ID("pod_sandbox_id", req.GetPodSandboxId()),
+		resources("overhead", req.GetOverhead()),
+		resources("resources", req.GetResources()),
+		Message(req),
+	)
+}
+
+// PortForward checks a request for a port forwarding URL.
+func PortForward(req *criv1.PortForwardRequest) error {
+	if err := ID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
+		return err
+	}
+	for i, p := range req.GetPort() {
+		if p < 1 || p > maxPort {
+			return invalid(fmt.Sprintf("port[%d]", i), "must be between 1 and %d, is %d", maxPort, p)
+		}
+	}
+	return nil
+}
+
+// UpdateRuntimeConfig checks what kubelet says of the node.
+func UpdateRuntimeConfig(req *criv1.UpdateRuntimeConfigRequest) error {
+	cidrs := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
+	if cidrs == "" {
+		return nil
+	}
+	for cidr := range strings.SplitSeq(cidrs, ",") {
+		if _, err := netip.ParsePrefix(strings.TrimSpace(cidr)); err != nil {
+			return invalid("runtime_config.network_config.pod_cidr", "%q is not a network prefix", cidr)
+		}
+	}
+	return nil
+}

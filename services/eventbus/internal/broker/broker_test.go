@@ -1,0 +1,190 @@
+package broker_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	natsd "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/crisp-cri/crisp/services/eventbus/internal/access"
+	"github.com/crisp-cri/crisp/services/eventbus/internal/broker"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a broker until the test ends and returns it with the folder of its keys.
+func start(t *testing.T, change func(c *broker.Config)) (*broker.Broker, access.Config) {
+	t.Helper()
+	tel, _ := testkit.Telemetry(t)
+	seeds := access.Config{KeysDir: filepath.Join(t.TempDir(), "keys")}
+	keys, err := access.Open(seeds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := broker.DefaultConfig()
+	cfg.Listen, cfg.StoreDir = "127.0.0.1:0", t.TempDir()
+	change(&cfg)
+	b, err := broker.New(cfg, keys, "S", tel.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- b.Part().Run(ctx, func() { close(ready) }) }()
+	select {
+	case <-ready:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if b.Ready(context.Background()) == nil {
+			t.Error("ready after the stop")
+		}
+	})
+	return b, seeds
+}
+
+// certificate writes a self-signed certificate for 127.0.0.1 that is its own authority.
+func certificate(t *testing.T) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bus"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for path, block := range map[string]*pem.Block{
+		cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER},
+	} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+func TestTLSWantsCertificateAndKey(t *testing.T) {
+	t.Parallel()
+	cert, key := certificate(t)
+	b, seeds := start(t, func(c *broker.Config) {
+		c.TLS = broker.TLSConfig{CertFile: cert, KeyFile: key, CAFile: cert}
+	})
+	identity, err := nats.NkeyOptionFromSeed(seeds.SeedFile(access.Tail))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := b.Addr().String()
+	for name, tc := range map[string]struct {
+		opts []nats.Option
+		ok   bool
+	}{
+		"all":                      {[]nats.Option{identity, nats.RootCAs(cert), nats.ClientCert(cert, key)}, true},
+		"no key":                   {[]nats.Option{nats.RootCAs(cert), nats.ClientCert(cert, key)}, false},
+		"no client certificate":    {[]nats.Option{identity, nats.RootCAs(cert)}, false},
+		"the authority is another": {[]nats.Option{identity, nats.ClientCert(cert, key)}, false},
+	} {
+		nc, err := nats.Connect("tls://"+addr, tc.opts...)
+		if (err == nil) != tc.ok {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if err == nil {
+			nc.Close()
+		}
+	}
+	if nc, err := b.Connect(); err != nil {
+		t.Errorf("the bus itself: %v", err)
+	} else {
+		nc.Close()
+	}
+}
+
+func TestLeafNodeJoinsACluster(t *testing.T) {
+	t.Parallel()
+	hub, err := natsd.NewServer(&natsd.Options{
+		Host: "127.0.0.1", Port: natsd.RANDOM_PORT, NoSigs: true, NoLog: true,
+		LeafNode: natsd.LeafNodeOpts{Host: "127.0.0.1", Port: natsd.RANDOM_PORT},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub.Start()
+	defer func() {
+		hub.Shutdown()
+		hub.WaitForShutdown()
+	}()
+	const limit = 10 * time.Second
+	if !hub.ReadyForConnections(limit) {
+		t.Fatal("the hub does not start")
+	}
+	varz, err := hub.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = start(t, func(c *broker.Config) {
+		c.Domain = "node-1"
+		c.LeafRemotes = []broker.LeafRemote{{URL: "nats://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(varz.LeafNode.Port))}}
+	})
+	testkit.Eventually(t, limit, func() error {
+		if n := hub.NumLeafNodes(); n != 1 {
+			return fmt.Errorf("%d leaf nodes", n)
+		}
+		return nil
+	})
+}
+
+func TestBrokenStoreIsReported(t *testing.T) {
+	t.Parallel()
+	tel, _ := testkit.Telemetry(t)
+	keys, err := access.Open(access.Config{KeysDir: filepath.Join(t.TempDir(), "keys")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := broker.DefaultConfig()
+	cfg.Listen, cfg.StoreDir = "127.0.0.1:0", filepath.Join(file, "store")
+	b, err := broker.New(cfg, keys, "S", tel.Log)
+	if err == nil {
+		err = b.Part().Run(t.Context(), func() {})
+	}
+	if err == nil || !strings.Contains(err.Error(), "not a directory") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,87 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/internal/cli"
+)
+
+type cfg struct {
+	Version int    `toml:"version"`
+	Name    string `toml:"name"`
+}
+
+func program() cli.Program[cfg] {
+	return cli.Program[cfg]{
+		Name:    "crisp-cli-test",
+		Default: func() cfg { return cfg{Version: 1, Name: "default"} },
+		Run: func(_ context.Context, c cfg, stderr io.Writer) error {
+			_, err := fmt.Fprintf(stderr, "ran %s", c.Name)
+			return err
+		},
+		Extra: []cli.Command{{Name: "extra", Summary: "do more", Run: func(_ context.Context, args []string, stdout, _ io.Writer) error {
+			_, err := fmt.Fprint(stdout, "extra ", args)
+			return err
+		}}},
+	}
+}
+
+func TestMainCommands(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "c.toml")
+	if err := os.WriteFile(file, []byte("name = 'file'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(t.TempDir(), "bad.toml")
+	if err := os.WriteFile(bad, []byte("nam = 'file'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		args           []string
+		stdout, stderr string
+		fails          error
+	}{
+		"run without a file":     {args: []string{"run"}, stderr: "ran default"},
+		"run with a file":        {args: []string{"run", "--config", file}, stderr: "ran file"},
+		"named file must exist":  {args: []string{"run", "--config", file + "x"}, fails: errdefs.ErrNotFound},
+		"file is checked":        {args: []string{"run", "--config", bad}, fails: errdefs.ErrInvalidArgument},
+		"config default":         {args: []string{"config", "default"}, stdout: "version = 1\nname = 'default'\n"},
+		"config check":           {args: []string{"config", "check", "--config", file}, stdout: "configuration is valid"},
+		"config check finds bad": {args: []string{"config", "check", "--config", bad}, fails: errdefs.ErrInvalidArgument},
+		"config alone":           {args: []string{"config"}, fails: errdefs.ErrInvalidArgument},
+		"config of something":    {args: []string{"config", "edit"}, fails: errdefs.ErrInvalidArgument},
+		"version":                {args: []string{"version"}, stdout: "crisp-cli-test "},
+		"extra":                  {args: []string{"extra", "a", "b"}, stdout: "extra [a b]"},
+		"help":                   {args: []string{"--help"}, stdout: "do more"},
+		"help of run":            {args: []string{"run", "-h"}, stderr: "-config FILE"},
+		"nothing":                {args: nil, stderr: "usage: crisp-cli-test", fails: errdefs.ErrInvalidArgument},
+		"unknown":                {args: []string{"fly"}, stderr: "usage", fails: errdefs.ErrInvalidArgument},
+		"unknown flag":           {args: []string{"run", "--fast"}, fails: errdefs.ErrInvalidArgument},
+		"stray argument":         {args: []string{"run", "fast"}, fails: errdefs.ErrInvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stdout, stderr bytes.Buffer
+			err := cli.Main(t.Context(), program(), tc.args, &stdout, &stderr)
+			if !errors.Is(err, tc.fails) {
+				t.Errorf("error: got %v, want %v", err, tc.fails)
+			}
+			if !strings.Contains(stdout.String(), tc.stdout) {
+				t.Errorf("stdout: got %q, want %q", stdout.String(), tc.stdout)
+			}
+			if !strings.Contains(stderr.String(), tc.stderr) {
+				t.Errorf("stderr: got %q, want %q", stderr.String(), tc.stderr)
+			}
+		})
+	}
+}

@@ -1,0 +1,255 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+)
+
+// Container serves crisp.container.v1.ContainerService.
+type Container struct {
+	containerv1.UnsafeContainerServiceServer
+
+	engine *engine.Engine
+	stats  *Stats
+	work   *Work
+}
+
+// NewContainer returns the service.
+func NewContainer(e *engine.Engine, stats *Stats, work *Work) *Container {
+	return &Container{engine: e, stats: stats, work: work}
+}
+
+// PrepareContainer implements ContainerService.
+func (c *Container) PrepareContainer(ctx context.Context, req *containerv1.PrepareContainerRequest) (*containerv1.PrepareContainerResponse, error) {
+	err := errors.Join(required("config.metadata", req.GetConfig().GetMetadata() != nil),
+		required("config.image.image", req.GetConfig().GetImage().GetImage() != ""))
+	if err != nil {
+		return nil, err
+	}
+	return detach(ctx, c.work, prepareLimit, func(ctx context.Context) (*containerv1.PrepareContainerResponse, error) {
+		id, existing, err := c.engine.PrepareContainer(ctx, req.GetSessionToken(), req.GetSandboxId(), req.GetConfig())
+		if err != nil {
+			return nil, err
+		}
+		view, err := c.engine.DescribeContainer(id)
+		if err != nil {
+			return nil, err
+		}
+		return &containerv1.PrepareContainerResponse{
+			ContainerId: id, Existing: existing, Pod: view.Pod, Container: view.Container,
+		}, nil
+	})
+}
+
+// CommitContainer implements ContainerService.
+func (c *Container) CommitContainer(ctx context.Context, req *containerv1.CommitContainerRequest) (*containerv1.CommitContainerResponse, error) {
+	view, err := c.change(ctx, req.GetContainerId(), func(ctx context.Context) error {
+		return c.engine.CommitContainer(ctx, req.GetContainerId(), req.GetAdjustment())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.CommitContainerResponse{Pod: view.Pod, Container: view.Container}, nil
+}
+
+// change runs detached work on a container and describes the outcome.
+func (c *Container) change(ctx context.Context, id string, fn func(ctx context.Context) error) (engine.ContainerView, error) {
+	return detach(ctx, c.work, changeLimit, func(ctx context.Context) (engine.ContainerView, error) {
+		err := fn(ctx)
+		if err != nil {
+			return engine.ContainerView{}, err
+		}
+		return c.engine.DescribeContainer(id)
+	})
+}
+
+// AbortContainer implements ContainerService.
+func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortContainerRequest) (*containerv1.AbortContainerResponse, error) {
+	err := detachErr(ctx, c.work, changeLimit, func(ctx context.Context) error {
+		return c.engine.AbortContainer(ctx, req.GetContainerId())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.AbortContainerResponse{}, nil
+}
+
+// StartContainer implements ContainerService.
+func (c *Container) StartContainer(ctx context.Context, req *containerv1.StartContainerRequest) (*containerv1.StartContainerResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	view, err := c.change(ctx, id, func(ctx context.Context) error { return c.engine.StartContainer(ctx, id) })
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.StartContainerResponse{Pod: view.Pod, Container: view.Container}, nil
+}
+
+// containerID completes the id of a stop or removal; an unknown one is reported as "".
+func (c *Container) containerID(prefix string) (string, error) {
+	id, err := c.engine.ContainerID(prefix)
+	if errdefs.IsNotFound(err) {
+		return "", nil
+	}
+	return id, err
+}
+
+// StopContainer implements ContainerService.
+func (c *Container) StopContainer(ctx context.Context, req *containerv1.StopContainerRequest) (*containerv1.StopContainerResponse, error) {
+	id, err := c.containerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	timeout := time.Duration(max(req.GetTimeoutSeconds(), 0)) * time.Second
+	view, err := detach(ctx, c.work, timeout+changeLimit, func(ctx context.Context) (*engine.ContainerView, error) {
+		return c.engine.StopContainer(ctx, id, timeout)
+	})
+	if err != nil || view == nil {
+		return &containerv1.StopContainerResponse{}, err
+	}
+	return &containerv1.StopContainerResponse{Found: true, Pod: view.Pod, Container: view.Container}, nil
+}
+
+// RemoveContainer implements ContainerService.
+func (c *Container) RemoveContainer(ctx context.Context, req *containerv1.RemoveContainerRequest) (*containerv1.RemoveContainerResponse, error) {
+	id, err := c.containerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (*engine.ContainerView, error) {
+		return c.engine.RemoveContainer(ctx, id)
+	})
+	if err != nil || view == nil {
+		return &containerv1.RemoveContainerResponse{}, err
+	}
+	return &containerv1.RemoveContainerResponse{Found: true, Pod: view.Pod, Container: view.Container}, nil
+}
+
+// GetContainer implements ContainerService.
+func (c *Container) GetContainer(_ context.Context, req *containerv1.GetContainerRequest) (*containerv1.GetContainerResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	rec, err := c.engine.ContainerRecord(id)
+	if err != nil {
+		return nil, err
+	}
+	resp := &containerv1.GetContainerResponse{
+		Status: criview.ContainerStatus(rec), SandboxId: rec.GetSandboxId(),
+		Tty: rec.GetConfig().GetTty(), Stdin: rec.GetConfig().GetStdin(),
+	}
+	if req.GetVerbose() {
+		resp.Info, err = c.engine.ContainerInfo(id)
+	}
+	return resp, err
+}
+
+// ListContainers implements ContainerService.
+func (c *Container) ListContainers(_ context.Context, req *containerv1.ListContainersRequest) (*containerv1.ListContainersResponse, error) {
+	recs, err := c.engine.ContainerRecords("")
+	if err != nil {
+		return nil, err
+	}
+	resp := &containerv1.ListContainersResponse{}
+	for _, rec := range recs {
+		if item := criview.Container(rec); criview.MatchContainer(item, req.GetFilter()) {
+			resp.Containers = append(resp.Containers, item)
+		}
+	}
+	return resp, nil
+}
+
+// DescribeContainer implements ContainerService.
+func (c *Container) DescribeContainer(_ context.Context, req *containerv1.DescribeContainerRequest) (*containerv1.DescribeContainerResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	view, err := c.engine.DescribeContainer(id)
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.DescribeContainerResponse{Pod: view.Pod, Container: view.Container}, nil
+}
+
+// UpdateContainerResources implements ContainerService.
+func (c *Container) UpdateContainerResources(ctx context.Context, req *containerv1.UpdateContainerResourcesRequest) (*containerv1.UpdateContainerResourcesResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (engine.ContainerView, error) {
+		return c.engine.UpdateContainer(ctx, id, req.GetLinux(), req.GetNri(), req.GetAnnotations())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.UpdateContainerResourcesResponse{Pod: view.Pod, Container: view.Container}, nil
+}
+
+// ReopenContainerLog implements ContainerService.
+func (c *Container) ReopenContainerLog(ctx context.Context, req *containerv1.ReopenContainerLogRequest) (*containerv1.ReopenContainerLogResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	err = c.engine.ReopenLog(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.ReopenContainerLogResponse{}, nil
+}
+
+// GetContainerStats implements ContainerService.
+func (c *Container) GetContainerStats(ctx context.Context, req *containerv1.GetContainerStatsRequest) (*containerv1.GetContainerStatsResponse, error) {
+	id, err := c.engine.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	rec, err := c.engine.ContainerRecord(id)
+	if err != nil {
+		return nil, err
+	}
+	st, err := c.stats.container(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.GetContainerStatsResponse{Stats: st}, nil
+}
+
+// ListContainerStats implements ContainerService.
+func (c *Container) ListContainerStats(ctx context.Context, req *containerv1.ListContainerStatsRequest) (*containerv1.ListContainerStatsResponse, error) {
+	recs, err := c.engine.ContainerRecords("")
+	if err != nil {
+		return nil, err
+	}
+	f := req.GetFilter()
+	filter := &criv1.ContainerFilter{Id: f.GetId(), PodSandboxId: f.GetPodSandboxId(), LabelSelector: f.GetLabelSelector()}
+	resp := &containerv1.ListContainerStatsResponse{}
+	for _, rec := range recs {
+		item := criview.Container(rec)
+		if item.GetState() != criv1.ContainerState_CONTAINER_RUNNING || !criview.MatchContainer(item, filter) {
+			continue
+		}
+		st, err := c.stats.container(ctx, rec)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		resp.Stats = append(resp.Stats, st)
+	}
+	return resp, nil
+}

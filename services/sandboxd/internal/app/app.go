@@ -1,0 +1,293 @@
+// Package app puts sandboxd together: it turns the configuration into the parts of the
+// process and says in which order they start and stop. It holds no rule of its own.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/api/events"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
+
+	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
+	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
+	nodev1 "github.com/crisp-cri/crisp/proto/gen/crisp/node/v1"
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/internal/admin"
+	"github.com/crisp-cri/crisp/services/internal/cli"
+	busevents "github.com/crisp-cri/crisp/services/internal/events"
+	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/rpc"
+	"github.com/crisp-cri/crisp/services/internal/telemetry"
+	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/api"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/outbox"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/podfiles"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/rootfs"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/hints"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/stats"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
+)
+
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// Main runs the program with the given arguments.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	return cli.Main(ctx, cli.Program[config.Config]{
+		Name: "sandboxd", Default: config.Default, Run: run,
+	}, args, stdout, stderr)
+}
+
+func run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
+	tel, err := telemetry.New(ctx, telemetry.Config{Service: "sandboxd", Log: cfg.Log, Trace: cfg.Tracing}, stderr)
+	if err != nil {
+		return err
+	}
+	a, err := New(ctx, cfg, tel)
+	if err != nil {
+		return err
+	}
+	err = lifecycle.Run(ctx, tel.Log, a.Parts()...)
+	return errors.Join(err, a.Close())
+}
+
+// App is the process, put together but not started.
+type App struct {
+	cfg       config.Config
+	tel       *telemetry.Telemetry
+	store     *store.Store
+	storage   *storage.Storage
+	images    *image.Service
+	shims     *shim.Manager
+	network   *network.CNI
+	engine    *engine.Engine
+	hints     *hints.Server
+	publisher *busevents.Publisher
+	relay     *outbox.Relay
+	server    *rpc.Server
+	work      *api.Work
+	host      ocispec.Host
+	cgroups   *stats.Reader
+	rootfs    *rootfs.Rootfs
+}
+
+// New opens the stores and builds every part; nothing is started. Close what it returns.
+func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *App, err error) {
+	a := &App{cfg: cfg, tel: tel, work: api.NewWork(tel.Log)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	err = os.MkdirAll(cfg.State, 0o711) //nolint:gosec // others pass through to their sockets
+	if err != nil {
+		return nil, err
+	}
+	a.store, err = store.Open(filepath.Join(cfg.Root, "records.db"))
+	if err != nil {
+		return nil, err
+	}
+	a.storage, err = storage.Open(ctx, storage.Config{
+		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter,
+	}, tel.Log)
+	if err != nil {
+		return nil, err
+	}
+	err = a.buildEngine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = a.buildEvents()
+	if err != nil {
+		return nil, err
+	}
+	return a, a.buildServer()
+}
+
+func (a *App) buildEngine(ctx context.Context) error {
+	cfg, tel := a.cfg, a.tel
+	var err error
+	a.host, err = ocispec.ProbeHost()
+	if err != nil {
+		return err
+	}
+	boot, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return err
+	}
+	a.shims, err = shim.New(ctx, shimConfig(cfg, tel), tel.Log)
+	if err != nil {
+		return err
+	}
+	a.network = network.New(networkConfig(cfg), tel.Log, tel.Tracer)
+	inject := ocispec.CDIFromFolders([]string{"/etc/cdi", "/var/run/cdi"})
+	init, err := initBinary(cfg)
+	if err != nil {
+		return err
+	}
+	specs := specPort{
+		builder:    ocispec.New(a.host, ocispec.Options{UnsetSeccomp: unsetSeccomp(cfg), InjectCDI: inject}),
+		inject:     inject,
+		initBinary: init,
+		systemd:    systemdCgroup(cfg),
+	}
+	a.cgroups = stats.New("/sys/fs/cgroup", a.host.CgroupV2)
+	a.rootfs = rootfs.New(a.storage)
+	tasks := controller.NewTasks(a.shims)
+	files := podfiles.New(podfiles.Config{StateDir: cfg.Root, RunDir: cfg.State})
+	streams := containerio.New(containerio.Config{
+		Dir: filepath.Join(cfg.State, "io"), MaxLineSize: cfg.Logs.MaxLineSize.Int(),
+		StdinClosed: func(ctx context.Context, id string) { a.engine.CloseStdin(ctx, id) },
+	}, tel.Log)
+	a.images = image.New(imageConfig(cfg, a.imageChanged), a.storage, tel.Log, tel.Tracer,
+		func(ctx context.Context, id string) []string { return a.engine.ImageUsers(ctx, id) })
+	a.engine = engine.New(ctx, engine.Config{
+		Handlers: handlers(cfg), DefaultHandler: cfg.Runtime.DefaultHandler,
+		BootID: strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
+		ContainerDir: filepath.Join(cfg.Root, "containers"),
+	}, engine.Ports{
+		Store: a.store, Images: a.images, Rootfs: a.rootfs, Network: a.network,
+		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
+			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
+		})},
+		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: streams,
+		Specs: specs, Cgroups: a.cgroups,
+	}, tel.Log, tel.Tracer)
+	return nil
+}
+
+// imageChanged tells the bus of a changed image.
+func (a *App) imageChanged(ctx context.Context, topic string, event any) {
+	if m, ok := event.(proto.Message); ok {
+		a.engine.Publish(ctx, topic, m)
+	}
+}
+
+func (a *App) buildEvents() error {
+	var err error
+	a.hints, err = hints.New(a.tel.Log, func(_ context.Context, _ string, event any) {
+		if oom, ok := event.(*events.TaskOOM); ok {
+			a.engine.HintOOM(oom.GetContainerID())
+		}
+	}, append([]ttrpc.ServerOpt{}, ttrpcx.ServerOptions(a.tel)...)...)
+	if err != nil || !a.cfg.Bus.Enabled {
+		return err
+	}
+	a.publisher, err = busevents.NewPublisher(a.cfg.Bus.Client, a.tel)
+	if err != nil {
+		return err
+	}
+	a.relay = outbox.New(a.store, func(ctx context.Context, e *recordv1.Event) error {
+		return a.publisher.Publish(ctx, busevents.Message{
+			ID: e.GetMessageId(), Topic: e.GetTopic(), Envelope: e.GetEnvelope(), TraceContext: e.GetTraceContext(),
+		})
+	}, a.cfg.Bus.OutboxLimit, a.tel.Log, a.tel.Registry)
+	return nil
+}
+
+func (a *App) buildServer() error {
+	usage := api.NewStats(a.engine, a.cgroups, layers{a.rootfs, a.storage})
+	var err error
+	a.server, err = rpc.NewServer(a.cfg.Server, a.tel,
+		rpc.Service(&sandboxv1.SandboxService_ServiceDesc, api.NewSandbox(a.engine, usage, a.work)),
+		rpc.Service(&containerv1.ContainerService_ServiceDesc, api.NewContainer(a.engine, usage, a.work)),
+		rpc.Service(&imagev1.ImageService_ServiceDesc, api.NewImage(a.images, a.work)),
+		rpc.Service(&nodev1.NodeService_ServiceDesc, api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.host.RecursiveReadOnly))),
+	)
+	return err
+}
+
+// Parts are the parts of the process in the order of their start. The server comes last
+// and stops first; it answers what it can while the state is still being recovered.
+func (a *App) Parts() []lifecycle.Part {
+	parts := []lifecycle.Part{
+		a.tel.Part(),
+		admin.Part(a.cfg.Admin, a.tel, admin.Check{Name: "recovery", Ready: a.recovered}),
+		{Name: "network", Run: a.network.Run},
+		{Name: "shim-events", Run: a.serveHints},
+		{Name: "engine", Run: a.runEngine},
+	}
+	if a.relay != nil {
+		parts = append(parts, lifecycle.Part{Name: "outbox", Run: func(ctx context.Context, ready func()) error {
+			ready()
+			return a.relay.Run(ctx)
+		}})
+	}
+	return append(parts, a.server.Part("server"))
+}
+
+func (a *App) recovered(context.Context) error {
+	if a.engine.Recovered() {
+		return nil
+	}
+	return errors.New("state is being recovered")
+}
+
+func (a *App) serveHints(ctx context.Context, ready func()) error {
+	lis, err := hints.Listen(ctx, eventsSocket(a.cfg))
+	if err != nil {
+		return err
+	}
+	ready()
+	return a.hints.Serve(ctx, lis)
+}
+
+// runEngine recovers the state and then keeps the engine until the end.
+func (a *App) runEngine(ctx context.Context, ready func()) error {
+	ready()
+	defer a.engine.Close()
+	err := a.images.Load(ctx)
+	if err != nil {
+		return fmt.Errorf("images: %w", err)
+	}
+	loaded, err := a.shims.Reload(ctx)
+	if err != nil {
+		return fmt.Errorf("shims: %w", err)
+	}
+	ids := make([]string, 0, len(loaded))
+	for _, l := range loaded {
+		ids = append(ids, l.SandboxID)
+	}
+	err = a.engine.Recover(ctx, ids)
+	if err != nil {
+		return fmt.Errorf("recover state: %w", err)
+	}
+	<-ctx.Done()
+	a.work.Wait()
+	return nil
+}
+
+// Close releases what New opened. Shims and containers live on.
+func (a *App) Close() error {
+	var errs []error
+	if a.publisher != nil {
+		a.publisher.Close()
+	}
+	if a.shims != nil {
+		errs = append(errs, a.shims.Close())
+	}
+	if a.storage != nil {
+		errs = append(errs, a.storage.Close())
+	}
+	if a.store != nil {
+		errs = append(errs, a.store.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,142 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
+)
+
+// specPort fits package ocispec to the engine.
+type specPort struct {
+	builder    *ocispec.Builder
+	inject     func(*specs.Spec, []string) error
+	initBinary string
+	systemd    bool
+}
+
+var _ engine.Specs = specPort{}
+
+func (p specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec, engine.SpecResult, error) {
+	input := ocispec.Input{
+		ID: in.ContainerID, Config: in.Container, SandboxID: in.SandboxID, SandboxConfig: in.Sandbox,
+		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
+		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, Handler: in.Handler,
+		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
+	}
+	spec, result, err := p.builder.Build(input)
+	if err != nil {
+		return nil, engine.SpecResult{}, err
+	}
+	return spec, engine.SpecResult{User: result.User, Undo: result.Undo}, nil
+}
+
+// pidNamespace is the namespace of the process whose PID namespace is joined.
+func pidNamespace(in engine.SpecInput) string {
+	pid := in.TargetPid
+	if pid == 0 {
+		pid = in.SandboxPid
+	}
+	if pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf("/proc/%d/ns/pid", pid)
+}
+
+func (p specPort) Init(in engine.SpecInput) (*specs.Spec, error) {
+	return p.builder.BuildInit(ocispec.InitInput{
+		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
+		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
+	})
+}
+
+func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
+	return ocispec.ExecProcess(spec, cmd, tty)
+}
+
+func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (engine.PinRequest, error) {
+	_, _, err := ocispec.UserMappings(cfg)
+	if err != nil {
+		return engine.PinRequest{}, fmt.Errorf("config.linux.security_context.namespace_options.userns_options: %w", err)
+	}
+	opts := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	want := engine.PinRequest{
+		Network: opts.GetNetwork() != criv1.NamespaceMode_NODE,
+		IPC:     opts.GetIpc() != criv1.NamespaceMode_NODE,
+		Sysctls: cfg.GetLinux().GetSysctls(),
+		UIDs:    opts.GetUsernsOptions().GetUids(),
+		GIDs:    opts.GetUsernsOptions().GetGids(),
+	}
+	if opts.GetUsernsOptions().GetMode() != criv1.NamespaceMode_POD {
+		want.UIDs, want.GIDs = nil, nil
+	}
+	want.UTS = want.Network // a pod in the node's network has the node's name too
+	if want.UTS {
+		want.Hostname = cfg.GetHostname()
+	}
+	return want, nil
+}
+
+func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+	return ocispec.Adjust(spec, adj, p.builder.Host(), p.inject)
+}
+
+func (specPort) Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
+	return ocispec.MergeResources(current, update)
+}
+
+func (specPort) MergeNRI(current *criv1.LinuxContainerResources, update *nri.LinuxResources) *criv1.LinuxContainerResources {
+	return ocispec.MergeResources(current, ocispec.NRIToCRIResources(update))
+}
+
+func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error) {
+	change, err := ocispec.ResourcesToOCI(r, p.builder.Host())
+	if err != nil {
+		return nil, err
+	}
+	if plugin != nil {
+		wanted, err := ocispec.NRIResourcesToOCI(plugin, p.builder.Host())
+		if err != nil {
+			return nil, err
+		}
+		ocispec.MergeOCIResources(change, wanted)
+	}
+	if spec.Linux.Resources == nil {
+		spec.Linux.Resources = &specs.LinuxResources{}
+	}
+	ocispec.MergeOCIResources(spec.Linux.Resources, change)
+	return change, nil
+}
+
+func (specPort) Resources(spec *specs.Spec) *criv1.LinuxContainerResources {
+	r := ocispec.NRIToCRIResources(nri.FromOCILinuxResources(spec.Linux.Resources, nil))
+	if spec.Process != nil && spec.Process.OOMScoreAdj != nil {
+		r.OomScoreAdj = int64(*spec.Process.OOMScoreAdj)
+	}
+	return r
+}
+
+func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox { return ocispec.PodToNRI(s) }
+
+func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container {
+	return ocispec.ContainerToNRI(c, spec)
+}
+
+// pinPort fits package namespaces to the engine.
+type pinPort struct{ *namespaces.Pins }
+
+var _ engine.Namespaces = pinPort{}
+
+func (p pinPort) Pin(ctx context.Context, sandboxID string, want engine.PinRequest) (map[string]string, error) {
+	return p.Pins.Pin(ctx, sandboxID, namespaces.Request{
+		Network: want.Network, IPC: want.IPC, UTS: want.UTS, Hostname: want.Hostname, Sysctls: want.Sysctls,
+		UIDs: want.UIDs, GIDs: want.GIDs,
+	})
+}

@@ -1,0 +1,128 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/internal/buildinfo"
+	"github.com/crisp-cri/crisp/services/internal/telemetry"
+	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/api"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/rootfs"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+)
+
+// eventsSocket is where shims send their events; it is fixed for the life of every pod.
+func eventsSocket(cfg config.Config) string { return filepath.Join(cfg.State, "shim-events.sock") }
+
+func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
+	return shim.Config{
+		Dir:          filepath.Join(cfg.State, "shims"),
+		EventsSocket: eventsSocket(cfg),
+		SocketDir:    filepath.Join(cfg.State, "s"),
+		Version:      buildinfo.Read().Version,
+		Debug:        cfg.Log.Level == "debug",
+		Timeouts: shim.Timeouts{
+			Start: cfg.Runtime.Shim.StartTimeout.Std(), Load: cfg.Runtime.Shim.LoadTimeout.Std(),
+			Cleanup: cfg.Runtime.Shim.CleanupTimeout.Std(), Shutdown: cfg.Runtime.Shim.ShutdownTimeout.Std(),
+		},
+		Client: ttrpcx.ClientOptions(tel),
+		Tracer: tel.Tracer,
+	}
+}
+
+func networkConfig(cfg config.Config) network.Config {
+	return network.Config{
+		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
+		Template: cfg.Network.ConfTemplate, StateDir: filepath.Join(cfg.Root, "network"),
+		IPPreference: cfg.Network.IPPreference, Timeout: cfg.Network.Timeout.Std(), MaxParallel: int64(cfg.Network.Parallel),
+	}
+}
+
+func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic string, event any)) image.Config {
+	snapshotters := map[string]string{}
+	for name, h := range cfg.Runtime.Handlers {
+		if h.Snapshotter != "" {
+			snapshotters[name] = h.Snapshotter
+		}
+	}
+	return image.Config{
+		HostDirs: cfg.Image.RegistryConfig, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
+		ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
+		Snapshotters: snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
+	}
+}
+
+func systemdCgroup(cfg config.Config) bool { return cfg.Runtime.CgroupDriver == "systemd" }
+
+func unsetSeccomp(cfg config.Config) string {
+	if cfg.Runtime.SeccompDefault {
+		return "runtime/default"
+	}
+	return ""
+}
+
+func handlers(cfg config.Config) map[string]pod.Handler {
+	out := map[string]pod.Handler{}
+	for name, h := range cfg.Runtime.Handlers {
+		out[name] = pod.Handler{
+			Name: name, RuntimeType: h.RuntimeType, ShimPath: h.ShimPath, BinaryName: h.BinaryName, Root: h.RuntimeRoot,
+			SystemdCgroup: systemdCgroup(cfg), Options: h.Options, Sandboxer: h.Sandboxer, Snapshotter: h.Snapshotter,
+			PodAnnotations: h.PodAnnotations, ContainerAnnotations: h.ContainerAnnotations,
+			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, BaseSpec: h.BaseSpec,
+		}
+	}
+	return out
+}
+
+// initBinary is the configured init program or the one beside this program.
+func initBinary(cfg config.Config) (string, error) {
+	if cfg.Runtime.InitBinary != "" {
+		return cfg.Runtime.InitBinary, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("runtime.init_binary: %w", err)
+	}
+	return filepath.Join(filepath.Dir(self), "crisp-init"), nil
+}
+
+// layers fits the writable layers to the stats.
+type layers struct {
+	*rootfs.Rootfs
+	storage *storage.Storage
+}
+
+var _ api.LayerUsage = layers{}
+
+// Mountpoint is the folder of a snapshotter.
+func (l layers) Mountpoint(snapshotter string) string { return l.storage.Mountpoint(snapshotter) }
+
+// nodeConfig is what the node says of itself.
+func nodeConfig(cfg config.Config, recursiveReadOnly bool) api.NodeConfig {
+	var list []*criv1.RuntimeHandler
+	add := func(name string) {
+		list = append(list, &criv1.RuntimeHandler{Name: name, Features: &criv1.RuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: recursiveReadOnly, UserNamespaces: true,
+		}})
+	}
+	add("")
+	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Handlers)) {
+		add(name)
+	}
+	return api.NodeConfig{
+		Handlers: list, Features: &criv1.RuntimeFeatures{SupplementalGroupsPolicy: true},
+		SystemdCgroup: systemdCgroup(cfg), Config: cfg,
+	}
+}

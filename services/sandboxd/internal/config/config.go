@@ -1,0 +1,235 @@
+// Package config is the configuration file of sandboxd: every key with its default and its
+// check. It holds values only; app turns them into those of the other packages.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/services/internal/admin"
+	"github.com/crisp-cri/crisp/services/internal/config"
+	"github.com/crisp-cri/crisp/services/internal/events"
+	"github.com/crisp-cri/crisp/services/internal/rpc"
+	"github.com/crisp-cri/crisp/services/internal/telemetry"
+)
+
+// Config is the whole file.
+type Config struct {
+	Version int `toml:"version" comment:"Version of this file's form."`
+	// Root is where records and images live.
+	Root string `toml:"root" comment:"Folder of the durable records and the images."`
+	// State is where everything lives that a reboot may take.
+	State   string                `toml:"state" comment:"Folder of bundles, sockets and namespaces; emptied by a reboot."`
+	Log     telemetry.LogConfig   `toml:"log"`
+	Admin   admin.Config          `toml:"admin"`
+	Tracing telemetry.TraceConfig `toml:"tracing"`
+	Server  rpc.ServerConfig      `toml:"server" comment:"Socket of the internal API; the gateway is its caller."`
+	Bus     Bus                   `toml:"bus"`
+	Runtime Runtime               `toml:"runtime"`
+	Logs    Logs                  `toml:"container_logs"`
+	Image   Image                 `toml:"image"`
+	Network Network               `toml:"network"`
+}
+
+// Bus says where events go.
+type Bus struct {
+	Enabled bool                `toml:"enabled" comment:"Publish events; they wait in the outbox while the bus is away."`
+	Client  events.ClientConfig `toml:"client"`
+	// OutboxLimit is the most events that wait for the bus.
+	OutboxLimit int `toml:"outbox_limit" comment:"Most events that wait for the bus; beyond it the oldest are dropped, ends of containers last."`
+}
+
+// Runtime describes runtime handlers and shims.
+type Runtime struct {
+	DefaultHandler string             `toml:"default_handler" comment:"Handler for pods that name none."`
+	CgroupDriver   string             `toml:"cgroup_driver" comment:"\"cgroupfs\" or \"systemd\"; kubelet is told."`
+	SessionGrace   config.Duration    `toml:"session_grace" comment:"How long a lost gateway may take to come back before what it was making is undone."`
+	InitBinary     string             `toml:"init_binary" comment:"Static program that is process 1 of pods that share their PID namespace;\nempty: the one beside sandboxd."`
+	SeccompDefault bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
+	UnprivPorts    bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
+	UnprivICMP     bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`
+	Shim           Shim               `toml:"shim"`
+	Handlers       map[string]Handler `toml:"handlers"`
+}
+
+// Shim are the time limits of the shim manager.
+type Shim struct {
+	StartTimeout    config.Duration `toml:"start_timeout" comment:"Limit for a shim to start and to answer."`
+	LoadTimeout     config.Duration `toml:"load_timeout" comment:"Limit for a shim to answer after a restart of sandboxd; other shims do not wait for it."`
+	CleanupTimeout  config.Duration `toml:"cleanup_timeout" comment:"Limit of the clean-up of a dead shim."`
+	ShutdownTimeout config.Duration `toml:"shutdown_timeout" comment:"Limit for a shim to end before it is killed."`
+}
+
+// Handler is a runtime handler.
+type Handler struct {
+	RuntimeType                  string         `toml:"runtime_type" comment:"Type of the shim, such as io.containerd.runc.v2."`
+	ShimPath                     string         `toml:"shim_path" comment:"Shim binary; empty: found by its type in PATH."`
+	BinaryName                   string         `toml:"binary_name" comment:"OCI runtime that the shim drives; empty: the shim's default."`
+	RuntimeRoot                  string         `toml:"runtime_root" comment:"State folder of the OCI runtime; empty: the shim's default."`
+	Sandboxer                    string         `toml:"sandboxer" comment:"\"podsandbox\" for any shim, \"shim\" for one that serves the Sandbox API."`
+	Snapshotter                  string         `toml:"snapshotter" comment:"Snapshotter of root file systems; empty: that of [image]."`
+	PodAnnotations               []string       `toml:"pod_annotations" comment:"Patterns of pod annotations that are passed to the shim."`
+	ContainerAnnotations         []string       `toml:"container_annotations" comment:"Patterns of container annotations that are passed to the shim."`
+	PrivilegedWithoutHostDevices bool           `toml:"privileged_without_host_devices" comment:"Keep host devices out of privileged containers."`
+	BaseSpec                     string         `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
+	Options                      map[string]any `toml:"options,omitempty" comment:"Further options for shims that are not runc-like."`
+}
+
+// Logs describes the containers' logs.
+type Logs struct {
+	MaxLineSize config.ByteSize `toml:"max_line_size" comment:"Longer lines are split into partial records."`
+}
+
+// Image describes pulling and storing images.
+type Image struct {
+	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\" or \"native\"; empty: the best that works here."`
+	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
+	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
+	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
+	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
+}
+
+// Network describes CNI.
+type Network struct {
+	ConfDir      string          `toml:"conf_dir" comment:"Folder of CNI configurations."`
+	BinDirs      []string        `toml:"bin_dirs" comment:"Folders of CNI plugins."`
+	MaxConfNum   int             `toml:"max_conf_num" comment:"Configurations that are used, in order of their file names; 0: all."`
+	ConfTemplate string          `toml:"conf_template" comment:"Template of a configuration that is written once the pod CIDR is known."`
+	IPPreference string          `toml:"ip_preference" comment:"\"ipv4\", \"ipv6\" or \"cni\" (order of the plugins)."`
+	Timeout      config.Duration `toml:"timeout" comment:"Limit of attaching a pod, and of detaching it."`
+	Parallel     int             `toml:"parallel" comment:"Pods that are attached or detached at a time."`
+}
+
+// Default returns the configuration of a process without a file.
+func Default() Config {
+	return Config{
+		Version: 1,
+		Root:    "/var/lib/crisp",
+		State:   "/run/crisp",
+		Log:     telemetry.DefaultLogConfig(),
+		Admin:   admin.Config{Listen: "127.0.0.1:9671"},
+		Tracing: telemetry.DefaultTraceConfig(),
+		Server:  rpc.DefaultServerConfig("/run/crisp/sandboxd.sock"),
+		Bus:     Bus{Enabled: true, Client: events.DefaultClientConfig(), OutboxLimit: 100_000},
+		Runtime: Runtime{
+			DefaultHandler: "runc", CgroupDriver: "cgroupfs",
+			SessionGrace: config.Duration(10 * time.Second),
+			UnprivPorts:  true, UnprivICMP: true,
+			Shim: Shim{
+				StartTimeout:    config.Duration(10 * time.Second),
+				LoadTimeout:     config.Duration(5 * time.Second),
+				CleanupTimeout:  config.Duration(5 * time.Second),
+				ShutdownTimeout: config.Duration(3 * time.Second),
+			},
+			Handlers: map[string]Handler{"runc": {
+				RuntimeType: "io.containerd.runc.v2", Sandboxer: "podsandbox",
+				PodAnnotations: []string{}, ContainerAnnotations: []string{},
+			}},
+		},
+		Logs: Logs{MaxLineSize: 16 * config.KiB},
+		Image: Image{
+			RegistryConfig:         []string{"/etc/crisp/certs.d", "/etc/containerd/certs.d"},
+			MaxConcurrentDownloads: 3,
+			PullProgressTimeout:    config.Duration(5 * time.Minute),
+			PinnedImages:           []string{},
+		},
+		Network: Network{
+			ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni"},
+			MaxConfNum: 1, IPPreference: "ipv4", Timeout: config.Duration(2 * time.Minute), Parallel: 16,
+		},
+	}
+}
+
+// Validate implements the contract of the config package.
+func (c Config) Validate() error {
+	return errors.Join(
+		config.CheckVersion(c.Version),
+		absolute("root", c.Root), absolute("state", c.State),
+		config.Section("log", c.Log), config.Section("admin", c.Admin), config.Section("tracing", c.Tracing),
+		config.Section("server", c.Server), config.Section("bus.client", c.Bus.Client),
+		positive("bus.outbox_limit", c.Bus.OutboxLimit),
+		config.Section("runtime", c.Runtime), config.Section("image", c.Image), config.Section("network", c.Network),
+		within("container_logs.max_line_size", c.Logs.MaxLineSize.Int(), 1<<10, 1<<20),
+	)
+}
+
+// Validate checks the section.
+func (r Runtime) Validate() error {
+	errs := []error{
+		oneOf("cgroup_driver", r.CgroupDriver, "cgroupfs", "systemd"),
+		duration("session_grace", r.SessionGrace), duration("shim.start_timeout", r.Shim.StartTimeout),
+		duration("shim.load_timeout", r.Shim.LoadTimeout), duration("shim.cleanup_timeout", r.Shim.CleanupTimeout),
+		duration("shim.shutdown_timeout", r.Shim.ShutdownTimeout),
+	}
+	if _, ok := r.Handlers[r.DefaultHandler]; !ok {
+		errs = append(errs, fmt.Errorf("default_handler: %q is not in [runtime.handlers]", r.DefaultHandler))
+	}
+	for name, h := range r.Handlers {
+		if h.RuntimeType == "" {
+			errs = append(errs, fmt.Errorf("handlers.%s.runtime_type: must not be empty, write for example \"io.containerd.runc.v2\"", name))
+		}
+		errs = append(errs, oneOf("handlers."+name+".sandboxer", h.Sandboxer, "", "podsandbox", "shim"))
+		for _, p := range slices.Concat(h.PodAnnotations, h.ContainerAnnotations) {
+			if _, err := filepath.Match(p, ""); err != nil {
+				errs = append(errs, fmt.Errorf("handlers.%s: annotation pattern %q: %w", name, p, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Validate checks the section.
+func (i Image) Validate() error {
+	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
+		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout))
+}
+
+// Validate checks the section.
+func (n Network) Validate() error {
+	errs := []error{
+		absolute("conf_dir", n.ConfDir), oneOf("ip_preference", n.IPPreference, "ipv4", "ipv6", "cni"),
+		duration("timeout", n.Timeout), positive("parallel", n.Parallel),
+	}
+	if len(n.BinDirs) == 0 {
+		errs = append(errs, errors.New("bin_dirs: must name at least one folder, such as \"/opt/cni/bin\""))
+	}
+	return errors.Join(errs...)
+}
+
+func absolute(key, path string) error {
+	if filepath.IsAbs(path) {
+		return nil
+	}
+	return fmt.Errorf("%s: %q is not an absolute path", key, path)
+}
+
+func positive(key string, n int) error {
+	if n > 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %d is not more than 0", key, n)
+}
+
+func within(key string, n, low, high int) error {
+	if n >= low && n <= high {
+		return nil
+	}
+	return fmt.Errorf("%s: %d is not between %d and %d", key, n, low, high)
+}
+
+func duration(key string, d config.Duration) error {
+	if d > 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %v is not more than 0, write for example \"10s\"", key, d)
+}
+
+func oneOf(key, value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("%s: %q is unknown, write one of %q", key, value, allowed)
+}

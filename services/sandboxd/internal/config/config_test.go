@@ -1,0 +1,58 @@
+package config
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/services/internal/config"
+)
+
+func TestExampleIsTheDefault(t *testing.T) {
+	want, err := os.ReadFile("../../config.example.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	err = config.Dump(&got, Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Error("config.example.toml is not what `sandboxd config default` prints; write it anew")
+	}
+}
+
+func TestDefaultIsValid(t *testing.T) {
+	err := Default().Validate()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidateNamesTheKey(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"version":                  func(c *Config) { c.Version = 2 },
+		"root":                     func(c *Config) { c.Root = "relative" },
+		"runtime: default_handler": func(c *Config) { c.Runtime.DefaultHandler = "absent" },
+		"cgroup_driver":            func(c *Config) { c.Runtime.CgroupDriver = "other" },
+		"handlers.x.runtime_type":  func(c *Config) { c.Runtime.Handlers["x"] = Handler{} },
+		"handlers.x.sandboxer":     func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", Sandboxer: "z"} },
+		"annotation pattern":       func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
+		"max_line_size":            func(c *Config) { c.Logs.MaxLineSize = 1 },
+		"snapshotter":              func(c *Config) { c.Image.Snapshotter = "zfs" },
+		"max_concurrent_downloads": func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
+		"ip_preference":            func(c *Config) { c.Network.IPPreference = "ipx" },
+		"bin_dirs":                 func(c *Config) { c.Network.BinDirs = nil },
+		"session_grace":            func(c *Config) { c.Runtime.SessionGrace = 0 },
+		"bus.outbox_limit":         func(c *Config) { c.Bus.OutboxLimit = -1 },
+	} {
+		cfg := Default()
+		change(&cfg)
+		err := cfg.Validate()
+		if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(want, "runtime: ")) {
+			t.Errorf("want an error on %s, got %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package controller_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
+)
+
+func fakeNode(t *testing.T, dir string) (*shim.Manager, *controller.Router) {
+	t.Helper()
+	m, err := shim.New(t.Context(), shim.Config{
+		Dir: filepath.Join(dir, "shims"), EventsSocket: filepath.Join(dir, "events.sock"),
+	}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, controller.New(m, controller.NewTasks(m))
+}
+
+func TestSandboxAPI(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, ctl := fakeNode(t, dir)
+	ctx := t.Context()
+	id := shimtest.ID()
+	spec := engine.SandboxSpec{
+		ID:         id,
+		Handler:    shimtest.Fake(t, dir, "sandbox", controller.NameShim),
+		Config:     &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: "p"}},
+		Namespaces: map[string]string{"network": "/run/netns/x"},
+	}
+	if err := ctl.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := ctl.Create(ctx, spec); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("second create: %v", err)
+	}
+	if i, err := ctl.Start(ctx, id); err != nil || i.Pid == 0 || i.CreatedAt.IsZero() {
+		t.Errorf("start: %+v, %v", i, err)
+	}
+	if p, err := ctl.Platform(ctx, id); err != nil || p.Architecture != "riscv64" {
+		t.Errorf("platform: %+v, %v", p, err)
+	}
+	st, err := ctl.Status(ctx, id, true)
+	if err != nil || !st.Alive || st.Info["netns"] != "/run/netns/x" {
+		t.Errorf("status: %+v, %v", st, err)
+	}
+	if a, err := ctl.Metrics(ctx, id); err != nil || a.GetTypeUrl() != "fake/metrics" {
+		t.Errorf("metrics: %v, %v", a, err)
+	}
+	if err := ctl.Update(ctx, id, nil, nil); !errdefs.IsNotImplemented(err) {
+		t.Errorf("update: %v", err)
+	}
+	waited := make(chan pod.Exit, 1)
+	go func() {
+		e, _ := ctl.Wait(context.WithoutCancel(ctx), id)
+		waited <- e
+	}()
+	if err := ctl.Stop(ctx, id, time.Second); err != nil {
+		t.Error(err)
+	}
+	if e := <-waited; e.Code != 9 || e.At.IsZero() {
+		t.Errorf("wait: %+v", e)
+	}
+	if st, err := ctl.Status(ctx, id, false); err != nil || st.Alive || st.ExitedAt.IsZero() {
+		t.Errorf("status after stop: %+v, %v", st, err)
+	}
+	if err := ctl.Shutdown(ctx, id); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Get(id); !errdefs.IsNotFound(err) {
+		t.Errorf("after shutdown: %v", err)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestSandboxAPIRefusesAndDies(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, ctl := fakeNode(t, dir)
+	ctx := t.Context()
+	spec := engine.SandboxSpec{
+		ID:      shimtest.ID(),
+		Handler: shimtest.Fake(t, dir, "sandbox", controller.NameShim),
+		Config:  &criv1.PodSandboxConfig{Annotations: map[string]string{"fake/refuse": "1"}},
+	}
+	if err := ctl.Create(ctx, spec); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("refused create: %v", err)
+	}
+	if _, err := m.Get(spec.ID); !errdefs.IsNotFound(err) {
+		t.Errorf("after refusal: %v", err)
+	}
+	spec.Config = nil
+	if err := ctl.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	st, err := ctl.Status(ctx, spec.ID, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(int(st.ShimPid), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := ctl.Wait(ctx, spec.ID); err != nil || e.Code != pod.ExitCodeUnknown || e.At.IsZero() {
+		t.Errorf("wait: %+v, %v", e, err)
+	}
+	if err := ctl.Stop(ctx, spec.ID, time.Second); err != nil {
+		t.Errorf("stop of the dead: %v", err)
+	}
+	if st, err := ctl.Status(ctx, spec.ID, true); err != nil || st.Alive || st.ExitedAt.IsZero() {
+		t.Errorf("status of the dead: %+v, %v", st, err)
+	}
+	if err := ctl.Shutdown(ctx, spec.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnknownSandbox(t *testing.T) {
+	_, ctl := fakeNode(t, shimtest.Dir(t))
+	ctx := t.Context()
+	id := shimtest.ID()
+	if err := ctl.Stop(ctx, id, 0); !errdefs.IsNotFound(err) {
+		t.Errorf("stop: %v", err)
+	}
+	if _, err := ctl.Status(ctx, id, false); !errdefs.IsNotFound(err) {
+		t.Errorf("status: %v", err)
+	}
+	if _, err := ctl.Wait(ctx, id); !errdefs.IsNotFound(err) {
+		t.Errorf("wait: %v", err)
+	}
+	for _, any := range []string{id, "", "../x", "a/b", "nul\x00"} {
+		if err := ctl.Shutdown(ctx, any); err != nil {
+			t.Errorf("shutdown of %q: %v", any, err)
+		}
+		err := ctl.Create(ctx, engine.SandboxSpec{ID: any, Handler: pod.Handler{Sandboxer: "other"}})
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("create of %q: %v", any, err)
+		}
+	}
+}
+
+var (
+	_ engine.Controller = (*controller.Router)(nil)
+	_ engine.Tasks      = (*controller.Tasks)(nil)
+)

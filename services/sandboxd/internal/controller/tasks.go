@@ -1,0 +1,332 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types"
+	taskv1 "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+)
+
+// Types of JSON documents in messages of the shim API.
+const (
+	typeProcess   = "types.containerd.io/opencontainers/runtime-spec/1/Process"
+	typeSpec      = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+	typeResources = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+)
+
+// Tasks drives the processes of containers through the shims of their sandboxes.
+type Tasks struct {
+	shims *shim.Manager
+}
+
+// NewTasks returns the driver of the processes in the manager's shims.
+func NewTasks(shims *shim.Manager) *Tasks { return &Tasks{shims: shims} }
+
+// Create makes the container's bundle and lets the shim create its first process, which
+// does not run yet. If it fails nothing is left.
+func (t *Tasks) Create(ctx context.Context, spec engine.TaskSpec) (uint32, error) {
+	i, err := t.shims.Get(spec.SandboxID)
+	if err != nil {
+		return 0, err
+	}
+	options, err := shim.Options(spec.Handler)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := i.Bundle().CreateContainer(spec.ContainerID, spec.Spec)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := t.create(ctx, i, dir, spec, options)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("create task %q: %w", spec.ContainerID, err), t.undo(ctx, i, spec.ContainerID))
+	}
+	return pid, nil
+}
+
+func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec engine.TaskSpec, options *anypb.Any) (uint32, error) {
+	req := &taskapi.CreateTaskRequest{
+		ID:       spec.ContainerID,
+		Bundle:   dir,
+		Terminal: spec.Stdio.Terminal,
+		Stdin:    spec.Stdio.Stdin,
+		Stdout:   spec.Stdio.Stdout,
+		Stderr:   spec.Stdio.Stderr,
+		Options:  options,
+	}
+	for _, m := range spec.Rootfs {
+		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
+	}
+	var resp taskapi.CreateTaskResponse
+	if err := i.Task(ctx, "Create", req, &resp); err != nil {
+		return 0, err
+	}
+	return resp.GetPid(), nil
+}
+
+// undo removes what a failed creation left, in the shim and outside of it.
+func (t *Tasks) undo(ctx context.Context, i *shim.Instance, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+	defer cancel()
+	// After an error of the shim there is no task; after the end of ctx there may be one.
+	err := i.Task(ctx, "Kill", &taskapi.KillRequest{ID: id, Signal: uint32(syscall.SIGKILL), All: true}, &emptypb.Empty{})
+	if err == nil {
+		_ = i.Task(ctx, "Wait", &taskapi.WaitRequest{ID: id}, &taskapi.WaitResponse{})
+		_ = i.Task(ctx, "Delete", &taskapi.DeleteRequest{ID: id}, &taskapi.DeleteResponse{})
+	}
+	_, err = i.Discard(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Start runs a created process.
+func (t *Tasks) Start(ctx context.Context, sandboxID, containerID, execID string) (uint32, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return 0, err
+	}
+	var resp taskapi.StartResponse
+	if err := i.Task(ctx, "Start", &taskapi.StartRequest{ID: containerID, ExecID: execID}, &resp); err != nil {
+		return 0, named(containerID, execID, err)
+	}
+	return resp.GetPid(), nil
+}
+
+// Exec prepares a further process in a running container.
+func (t *Tasks) Exec(ctx context.Context, sandboxID, containerID string, spec engine.ExecSpec) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	process, err := json.Marshal(spec.Process)
+	if err != nil {
+		return fmt.Errorf("exec %q: %w: %w", spec.ID, err, errdefs.ErrInvalidArgument)
+	}
+	req := &taskapi.ExecProcessRequest{
+		ID:       containerID,
+		ExecID:   spec.ID,
+		Terminal: spec.Stdio.Terminal,
+		Stdin:    spec.Stdio.Stdin,
+		Stdout:   spec.Stdio.Stdout,
+		Stderr:   spec.Stdio.Stderr,
+		Spec:     &anypb.Any{TypeUrl: typeProcess, Value: process},
+	}
+	return named(containerID, spec.ID, i.Task(ctx, "Exec", req, &emptypb.Empty{}))
+}
+
+// Kill sends a signal. With all it reaches every process of the container, and SIGKILL is
+// then sent without the shim if that does not answer.
+func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string, sig syscall.Signal, all bool) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	req := &taskapi.KillRequest{ID: containerID, ExecID: execID, Signal: uint32(sig), All: all}
+	err = i.Task(ctx, "Kill", req, &emptypb.Empty{})
+	if err == nil {
+		return nil
+	}
+	unanswered := errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded)
+	if unanswered && all && sig == syscall.SIGKILL {
+		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+		defer cancel()
+		if killErr := i.KillAll(kctx, containerID); killErr != nil {
+			return named(containerID, execID, errors.Join(err, killErr))
+		}
+		return nil
+	}
+	return named(containerID, execID, err)
+}
+
+// Delete removes an ended process from its shim and, for a first process, its bundle and
+// root mount, also when the shim is dead. It fails with ErrNotFound if it is done already.
+func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	if err := i.Settle(ctx); err != nil {
+		return pod.Exit{}, named(containerID, execID, err)
+	}
+	var resp taskapi.DeleteResponse
+	err = i.Task(ctx, "Delete", &taskapi.DeleteRequest{ID: containerID, ExecID: execID}, &resp)
+	switch {
+	case err == nil:
+		e := pod.Exit{Pid: resp.GetPid(), Code: resp.GetExitStatus(), At: timeOf(resp.GetExitedAt())}
+		if execID == "" {
+			err = i.Bundle().RemoveContainer(containerID)
+		}
+		return e, named(containerID, execID, err)
+	case execID != "" && i.Status().Ended:
+		return pod.Exit{}, named(containerID, execID, errdefs.ErrNotFound)
+	case execID == "" && (errdefs.IsNotFound(err) || i.Status().Ended):
+		// The shim has no such task, but a bundle may be left: of a deletion that was cut
+		// off, or of a shim that is dead.
+		return i.Discard(ctx, containerID)
+	default:
+		return pod.Exit{}, named(containerID, execID, err)
+	}
+}
+
+// State asks for the state of a process. Of a dead shim's container it is what the clean-up
+// found out.
+func (t *Tasks) State(ctx context.Context, sandboxID, containerID, execID string) (engine.TaskState, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return engine.TaskState{}, err
+	}
+	var resp taskapi.StateResponse
+	err = i.Task(ctx, "State", &taskapi.StateRequest{ID: containerID, ExecID: execID}, &resp)
+	if err != nil {
+		if e, ok := i.Exit(containerID); ok && execID == "" {
+			return engine.TaskState{Status: statusStopped, Pid: e.Pid, Exit: e}, nil
+		}
+		return engine.TaskState{}, named(containerID, execID, err)
+	}
+	st := engine.TaskState{
+		Status: strings.ToLower(taskv1.Status_name[int32(resp.GetStatus())]),
+		Pid:    resp.GetPid(),
+	}
+	if resp.GetStatus() == taskv1.Status_STOPPED {
+		st.Exit = pod.Exit{Pid: resp.GetPid(), Code: resp.GetExitStatus(), At: timeOf(resp.GetExitedAt())}
+	}
+	return st, nil
+}
+
+// Pids lists the processes of a container.
+func (t *Tasks) Pids(ctx context.Context, sandboxID, containerID string) ([]uint32, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	var resp taskapi.PidsResponse
+	if err := i.Task(ctx, "Pids", &taskapi.PidsRequest{ID: containerID}, &resp); err != nil {
+		return nil, named(containerID, "", err)
+	}
+	pids := make([]uint32, 0, len(resp.GetProcesses()))
+	for _, p := range resp.GetProcesses() {
+		pids = append(pids, p.GetPid())
+	}
+	return pids, nil
+}
+
+// ResizePty changes the size of a process's terminal.
+func (t *Tasks) ResizePty(ctx context.Context, sandboxID, containerID, execID string, size pod.TerminalSize) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	req := &taskapi.ResizePtyRequest{ID: containerID, ExecID: execID, Width: size.Width, Height: size.Height}
+	return named(containerID, execID, i.Task(ctx, "ResizePty", req, &emptypb.Empty{}))
+}
+
+// CloseIO lets a process see the end of its standard input once all of it is read.
+func (t *Tasks) CloseIO(ctx context.Context, sandboxID, containerID, execID string) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	req := &taskapi.CloseIORequest{ID: containerID, ExecID: execID, Stdin: true}
+	return named(containerID, execID, i.Task(ctx, "CloseIO", req, &emptypb.Empty{}))
+}
+
+// Update changes the resources of a container.
+func (t *Tasks) Update(ctx context.Context, sandboxID, containerID string, resources *runtimespec.LinuxResources, annotations map[string]string) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	encoded, err := json.Marshal(resources)
+	if err != nil {
+		return fmt.Errorf("resources of container %q: %w: %w", containerID, err, errdefs.ErrInvalidArgument)
+	}
+	req := &taskapi.UpdateTaskRequest{
+		ID:          containerID,
+		Resources:   &anypb.Any{TypeUrl: typeResources, Value: encoded},
+		Annotations: annotations,
+	}
+	return named(containerID, "", i.Task(ctx, "Update", req, &emptypb.Empty{}))
+}
+
+// Stats asks for the metrics of a container's control group.
+func (t *Tasks) Stats(ctx context.Context, sandboxID, containerID string) (*anypb.Any, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	var resp taskapi.StatsResponse
+	if err := i.Task(ctx, "Stats", &taskapi.StatsRequest{ID: containerID}, &resp); err != nil {
+		return nil, named(containerID, "", err)
+	}
+	return resp.GetStats(), nil
+}
+
+// Pause freezes a container.
+func (t *Tasks) Pause(ctx context.Context, sandboxID, containerID string) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	return named(containerID, "", i.Task(ctx, "Pause", &taskapi.PauseRequest{ID: containerID}, &emptypb.Empty{}))
+}
+
+// Resume thaws a container.
+func (t *Tasks) Resume(ctx context.Context, sandboxID, containerID string) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	return named(containerID, "", i.Task(ctx, "Resume", &taskapi.ResumeRequest{ID: containerID}, &emptypb.Empty{}))
+}
+
+// ping asks the shim whether it answers.
+func (t *Tasks) ping(ctx context.Context, i *shim.Instance) error {
+	err := i.Task(ctx, "Connect", &taskapi.ConnectRequest{ID: i.ID()}, &taskapi.ConnectResponse{})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// named adds to an error which process it is about.
+func named(containerID, execID string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case execID == "":
+		return fmt.Errorf("container %q: %w", containerID, err)
+	default:
+		return fmt.Errorf("exec %q of container %q: %w", execID, containerID, err)
+	}
+}
+
+func timeOf(ts *timestamppb.Timestamp) time.Time {
+	if ts == nil {
+		return time.Time{}
+	}
+	return ts.AsTime()
+}
+
+// pidOf is the process id that the OCI runtime noted for a process.
+func pidOf(i *shim.Instance, containerID, execID string) uint32 {
+	return bundle.ReadPid(i.Bundle().ContainerDir(containerID), execID)
+}

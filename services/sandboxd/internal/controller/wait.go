@@ -1,0 +1,99 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+)
+
+const (
+	waitRetryFirst = 100 * time.Millisecond
+	waitRetryMost  = 2 * time.Second
+	// codeKilled is the exit code of a process that SIGKILL ended.
+	codeKilled = 137
+)
+
+// Wait blocks until a process has ended. The death of its shim does not make it fail: the
+// exit is then the one that the shim saved, or that the clean-up found out, else 137 or 255.
+// It fails only with ErrNotFound and when ctx ends.
+func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error) {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	pause := waitRetryFirst
+	for {
+		e, again, err := t.waitOnce(ctx, i, containerID, execID)
+		if !again {
+			return e, named(containerID, execID, err)
+		}
+		// The shim is there but gave no answer to go by.
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, waitRetryMost)
+		case <-ctx.Done():
+			return pod.Exit{}, named(containerID, execID, context.Cause(ctx))
+		}
+	}
+}
+
+// waitOnce asks the shim, or what is left of it, once.
+func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, execID string) (e pod.Exit, again bool, err error) {
+	if err := i.Settle(ctx); err != nil {
+		return pod.Exit{}, false, err
+	}
+	if i.Status().Ended {
+		e, err := exitOfDead(i, containerID, execID)
+		return e, false, err
+	}
+	var resp taskapi.WaitResponse
+	err = i.Task(ctx, "Wait", &taskapi.WaitRequest{ID: containerID, ExecID: execID}, &resp)
+	switch {
+	case err == nil:
+		e := pod.Exit{
+			Pid:  pidOf(i, containerID, execID),
+			Code: resp.GetExitStatus(),
+			At:   timeOf(resp.GetExitedAt()),
+		}
+		return e, false, nil
+	case ctx.Err() != nil:
+		return pod.Exit{}, false, context.Cause(ctx)
+	case errdefs.IsNotFound(err) && execID == "":
+		e, err := savedExit(i, containerID)
+		return e, false, err
+	case errdefs.IsNotFound(err):
+		return pod.Exit{}, false, err
+	default:
+		return pod.Exit{}, true, err
+	}
+}
+
+// savedExit is the exit of a container that its shim does not know any more.
+func savedExit(i *shim.Instance, containerID string) (pod.Exit, error) {
+	e, err := bundle.ReadExit(i.Bundle().ContainerDir(containerID))
+	if err != nil {
+		return pod.Exit{}, fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
+	}
+	return e, nil
+}
+
+// exitOfDead is the exit of a process whose shim is dead. The clean-up has killed every exec
+// with its container.
+func exitOfDead(i *shim.Instance, containerID, execID string) (pod.Exit, error) {
+	e, ok := i.Exit(containerID)
+	switch {
+	case !ok:
+		return pod.Exit{}, errdefs.ErrNotFound
+	case execID != "":
+		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: i.Status().DiedAt}, nil
+	default:
+		return e, nil
+	}
+}

@@ -1,0 +1,275 @@
+package engine
+
+import (
+	"context"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	nri "github.com/containerd/nri/pkg/api"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// Images finds images on the node.
+type Images interface {
+	// Resolve finds an image by id, digest or name. Errors: ErrNotFound, ErrInvalidArgument.
+	Resolve(ctx context.Context, ref string) (pod.Image, error)
+}
+
+// Rootfs makes and removes the root file systems of containers.
+type Rootfs interface {
+	// Prepare makes the writable layer named key on top of an image and returns how to
+	// mount it. Preparing a key twice returns the same layer.
+	Prepare(ctx context.Context, key string, img pod.Image) ([]mount.Mount, error)
+	// Mounts returns how to mount a prepared layer. Errors: ErrNotFound.
+	Mounts(ctx context.Context, key, snapshotter string) ([]mount.Mount, error)
+	// Remove removes a layer; an unknown one is not an error.
+	Remove(ctx context.Context, key, snapshotter string) error
+	// Accounts reads the user and group files of an image, cached by its chain id.
+	Accounts(ctx context.Context, img pod.Image) (pod.Accounts, error)
+	// Usage returns the bytes and inodes of a writable layer.
+	Usage(ctx context.Context, key, snapshotter string) (bytes, inodes uint64, err error)
+	// Keys lists the writable layers of containers, for the removal of orphans.
+	Keys(ctx context.Context) (map[string][]string, error) // snapshotter → keys
+}
+
+// Network attaches sandboxes to pod networks by CNI.
+type Network interface {
+	// Attach runs ADD for every network. After an error plugins may still hold resources:
+	// the caller owes a Detach.
+	Attach(ctx context.Context, req pod.NetworkRequest) (pod.NetworkResult, error)
+	// Detach runs DEL for every network, also when the namespace is gone. It is idempotent.
+	Detach(ctx context.Context, req pod.NetworkRequest, raw []byte) error
+	// Ready says whether a usable network configuration is loaded, and why not.
+	Ready() error
+	// SetPodCIDR fills the configuration template, if there is one.
+	SetPodCIDR(ctx context.Context, cidr string) error
+	// Dial connects to a TCP port on the loopback interface of a network namespace
+	// (IPv4, then IPv6); an empty path means the host's.
+	Dial(ctx context.Context, netnsPath string, port int) (net.Conn, error)
+}
+
+// Namespaces pins namespaces of a pod by bind mounts, so that no process has to live in them.
+type Namespaces interface {
+	// Pin makes the wanted namespaces for a sandbox and returns their paths by OCI type
+	// ("network", "ipc", "uts"). Namespaced sysctls and the host name are set inside.
+	Pin(ctx context.Context, sandboxID string, want PinRequest) (map[string]string, error)
+	// Unpin removes them; what is gone already is not an error.
+	Unpin(ctx context.Context, sandboxID string) error
+	// List returns the ids of the sandboxes that have pinned namespaces.
+	List() ([]string, error)
+}
+
+// PinRequest says which namespaces a pod needs.
+type PinRequest struct {
+	Network, IPC, UTS bool
+	Hostname          string
+	Sysctls           map[string]string
+	// UIDs and GIDs map a user namespace that owns the others; empty means none.
+	UIDs, GIDs []*criv1.IDMapping
+}
+
+// Files makes the files of a pod that its containers mount.
+type Files interface {
+	// Make writes hosts, hostname and resolv.conf and mounts /dev/shm for a sandbox.
+	Make(ctx context.Context, sandboxID string, cfg *criv1.PodSandboxConfig) (pod.SandboxFiles, error)
+	// Paths returns what Make made, after a restart.
+	Paths(sandboxID string, cfg *criv1.PodSandboxConfig) pod.SandboxFiles
+	// Remove removes them; what is gone already is not an error.
+	Remove(ctx context.Context, sandboxID string) error
+}
+
+// SandboxSpec is what a controller needs to make a sandbox.
+type SandboxSpec struct {
+	ID         string
+	Handler    pod.Handler
+	Config     *criv1.PodSandboxConfig
+	Namespaces map[string]string // pinned namespaces by OCI type
+	// Init is the OCI specification of the pod's own init process; nil if it has none
+	// (it has one only for a shared PID namespace).
+	Init []byte
+	// InitRootfs are the mounts of the init's root file system.
+	InitRootfs []mount.Mount
+}
+
+// Instance is a started sandbox.
+type Instance struct {
+	// Pid of the pod's own init process; 0 if it has none.
+	Pid       uint32
+	CreatedAt time.Time
+}
+
+// ControllerStatus is what a controller knows of a sandbox.
+type ControllerStatus struct {
+	Alive    bool // the shim answers
+	Pid      uint32
+	ShimPid  uint32
+	ExitedAt time.Time
+	Info     map[string]string // verbose only
+}
+
+// Controller is the sandbox controller interface. NotFound from Stop and Status means that
+// the sandbox is gone; callers take it as an idempotent answer.
+type Controller interface {
+	Create(ctx context.Context, spec SandboxSpec) error
+	Start(ctx context.Context, id string) (Instance, error)
+	Platform(ctx context.Context, id string) (ocispec.Platform, error)
+	Stop(ctx context.Context, id string, timeout time.Duration) error
+	// Wait returns when the sandbox's shim or its init process has ended.
+	Wait(ctx context.Context, id string) (pod.Exit, error)
+	Status(ctx context.Context, id string, verbose bool) (ControllerStatus, error)
+	// Shutdown ends the shim and removes everything that the controller holds for the
+	// sandbox, also when the shim is dead. An unknown id is not an error.
+	Shutdown(ctx context.Context, id string) error
+	Metrics(ctx context.Context, id string) (*anypb.Any, error)
+	Update(ctx context.Context, id string, resources *specs.LinuxResources, annotations map[string]string) error
+}
+
+// TaskSpec is what a shim needs to create a container's task.
+type TaskSpec struct {
+	SandboxID   string
+	ContainerID string
+	Handler     pod.Handler
+	Spec        []byte // OCI specification in JSON
+	Rootfs      []mount.Mount
+	Stdio       pod.Stdio
+}
+
+// ExecSpec is a further process for a running container.
+type ExecSpec struct {
+	ID      string
+	Process specs.Process
+	Stdio   pod.Stdio
+}
+
+// TaskState is what a shim says of a process.
+type TaskState struct {
+	Status string // "created", "running", "stopped", "paused"
+	Pid    uint32
+	Exit   pod.Exit // of a stopped one
+}
+
+// Tasks drives processes through the shims of their sandboxes. An empty exec id means the
+// container's first process. Errors: ErrNotFound for an unknown process, ErrUnavailable
+// while a shim does not answer.
+type Tasks interface {
+	Create(ctx context.Context, spec TaskSpec) (pid uint32, err error)
+	Start(ctx context.Context, sandboxID, containerID, execID string) (pid uint32, err error)
+	Exec(ctx context.Context, sandboxID, containerID string, spec ExecSpec) error
+	// Wait blocks until the process has ended. A shim that dies does not make it fail: the
+	// exit is then what the shim saved or its clean-up found out, else code 137 or 255.
+	// It fails only with ErrNotFound or when ctx ends.
+	Wait(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error)
+	Kill(ctx context.Context, sandboxID, containerID, execID string, sig syscall.Signal, all bool) error
+	// Delete removes an ended process from its shim and, for a first process, its bundle and
+	// root mount. It works on dead shims too. ErrNotFound means it is done already.
+	Delete(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error)
+	State(ctx context.Context, sandboxID, containerID, execID string) (TaskState, error)
+	Pids(ctx context.Context, sandboxID, containerID string) ([]uint32, error)
+	ResizePty(ctx context.Context, sandboxID, containerID, execID string, size pod.TerminalSize) error
+	CloseIO(ctx context.Context, sandboxID, containerID, execID string) error
+	Update(ctx context.Context, sandboxID, containerID string, resources *specs.LinuxResources, annotations map[string]string) error
+	Stats(ctx context.Context, sandboxID, containerID string) (*anypb.Any, error)
+	Pause(ctx context.Context, sandboxID, containerID string) error
+	Resume(ctx context.Context, sandboxID, containerID string) error
+}
+
+// IOSpec says how a container's streams are connected.
+type IOSpec struct {
+	LogPath          string // empty for no log
+	Terminal         bool
+	Stdin, StdinOnce bool
+}
+
+// IO connects the streams of processes with logs and clients.
+type IO interface {
+	// Open makes the container's FIFOs, or finds them after a restart, and pumps its output
+	// into the log until both ends are closed.
+	Open(ctx context.Context, containerID string, spec IOSpec) (pod.Stdio, error)
+	// ReopenLog opens the log file anew. No file is made if it fails.
+	ReopenLog(ctx context.Context, containerID string) error
+	// Attach connects a client until the container's output ends, the client's stdin and the
+	// context end. CloseStdin of a container with StdinOnce is done by the IO.
+	Attach(ctx context.Context, containerID string, streams pod.Streams) error
+	// Drain waits, bounded by ctx, until all output was written after the process has ended.
+	Drain(ctx context.Context, containerID string) error
+	// Close ends the pumps and removes the FIFOs; an unknown id is not an error.
+	Close(ctx context.Context, containerID string) error
+	// OpenExec makes the FIFOs of an exec and connects the client.
+	OpenExec(ctx context.Context, containerID, execID string, terminal bool, streams pod.Streams) (ExecIO, error)
+}
+
+// ExecIO is the IO of one exec.
+type ExecIO interface {
+	Stdio() pod.Stdio
+	// StdinDone is closed when the client's input has ended and all of it was written.
+	StdinDone() <-chan struct{}
+	// Drain waits, bounded by ctx, until all output has reached the client.
+	Drain(ctx context.Context) error
+	// Close ends the copying and removes the FIFOs.
+	Close() error
+}
+
+// SpecInput is everything that a container's OCI specification is made from.
+type SpecInput struct {
+	SandboxID, ContainerID string
+	Sandbox                *criv1.PodSandboxConfig
+	Container              *criv1.ContainerConfig
+	Image                  pod.Image
+	Accounts               pod.Accounts
+	Handler                pod.Handler
+	Namespaces             map[string]string // pinned namespaces by OCI type
+	SandboxPid             uint32            // of the pod's init, for a shared PID namespace
+	TargetPid              uint32            // of the container to share the PID namespace with
+	Files                  pod.SandboxFiles
+	Volumes                []*criv1.Mount // volumes that the image declares
+}
+
+// SpecResult is what building a specification found out.
+type SpecResult struct {
+	User *criv1.ContainerUser
+	// Undo takes back what building changed on the node; never nil.
+	Undo func()
+}
+
+// Specs makes and changes OCI specifications and NRI's views of objects. All pure.
+type Specs interface {
+	// Container builds a container's specification. Errors: ErrInvalidArgument naming the
+	// field, ErrFailedPrecondition for what the node cannot do.
+	Container(ctx context.Context, in SpecInput) (*specs.Spec, SpecResult, error)
+	// Init builds the specification of the pod's own init process.
+	Init(in SpecInput) (*specs.Spec, error)
+	// Exec derives the process of an exec from a container's specification.
+	Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process
+	// PinRequest says which namespaces a pod needs. It refuses a sandbox configuration that
+	// the node cannot do.
+	PinRequest(cfg *criv1.PodSandboxConfig) (PinRequest, error)
+	// Adjust applies an NRI adjustment.
+	Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error
+	// Merge returns the resources in force after an update; zero fields mean unchanged.
+	Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources
+	// MergeNRI is Merge for an update by an NRI plugin.
+	MergeNRI(current *criv1.LinuxContainerResources, update *nri.LinuxResources) *criv1.LinuxContainerResources
+	// SetResources writes resources into a specification, over them what a plugin wants
+	// (nil for nothing), and returns what a runtime's update call needs.
+	SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error)
+	// Resources reads back the resources that a specification has.
+	Resources(spec *specs.Spec) *criv1.LinuxContainerResources
+	// Pod and Container are NRI's views.
+	PodView(s *recordv1.Sandbox) *nri.PodSandbox
+	ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container
+}
+
+// Cgroups reads and ends what runs in cgroups.
+type Cgroups interface {
+	// OOMKills returns how many processes of a cgroup the kernel killed for lack of memory;
+	// 0 if the cgroup is gone.
+	OOMKills(cgroupsPath string) uint64
+}

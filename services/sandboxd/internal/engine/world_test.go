@@ -1,0 +1,406 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/protobuf/types/known/anypb"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
+)
+
+// world is a node in memory: it keeps account of what exists, like the real parts do, and
+// can be told to fail. It outlives an engine, as shims and networks outlive sandboxd.
+type world struct {
+	mu    sync.Mutex
+	holds map[string]bool  // "network s1", "shim s1", "rootfs c1", …
+	fail  map[string]error // by operation name
+	calls map[string]int   // by operation name
+	procs map[string]*proc // by container id
+	path  string           // of the record store
+}
+
+type proc struct {
+	state    string
+	exit     pod.Exit
+	done     chan struct{}
+	signals  []syscall.Signal
+	stubborn bool // ignores everything but SIGKILL
+}
+
+func newWorld(t *testing.T) *world {
+	return &world{
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{},
+		path: filepath.Join(t.TempDir(), "records.db"),
+	}
+}
+
+// do accounts for an operation and says whether it fails.
+func (w *world) do(op string, change func()) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls[op]++
+	if err := w.fail[op]; err != nil {
+		return err
+	}
+	change()
+	return nil
+}
+
+func (w *world) set(op string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fail[op] = err
+}
+
+func (w *world) held() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []string
+	for k := range w.holds {
+		out = append(out, k)
+	}
+	return out
+}
+
+func (w *world) called(op string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.calls[op]
+}
+
+// end ends a container's process.
+func (w *world) end(id string, code uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.procs[id]
+	if p == nil || p.state == "stopped" {
+		return
+	}
+	p.state = "stopped"
+	p.exit = pod.Exit{Pid: 42, Code: code, At: time.Now()}
+	close(p.done)
+}
+
+func (w *world) proc(id string) (*proc, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.procs[id]
+	if p == nil {
+		return nil, fmt.Errorf("task %q: %w", id, errdefs.ErrNotFound)
+	}
+	return p, nil
+}
+
+// node is a running engine over a world.
+type node struct {
+	*engine.Engine
+	w     *world
+	st    *store.Store
+	close func()
+}
+
+func start(t *testing.T, w *world, bootID string) *node {
+	t.Helper()
+	st, err := store.Open(w.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := engine.New(t.Context(), engine.Config{
+		Handlers: map[string]pod.Handler{"runc": {Name: "runc"}}, DefaultHandler: "runc", BootID: bootID,
+		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
+	}, engine.Ports{
+		Store: st, Images: images{}, Rootfs: rootfs{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
+		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Cgroups: cgroups{},
+	}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
+	err = e.Recover(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	n := &node{Engine: e, w: w, st: st, close: func() {
+		once.Do(func() {
+			e.Close()
+			err := st.Close()
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}}
+	t.Cleanup(n.close)
+	return n
+}
+
+// session opens a gateway session; the returned function loses it.
+func (n *node) session(t *testing.T, token string) (lose func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	hold := n.EnterSession(ctx, token)
+	done := make(chan struct{})
+	go func() { hold(); close(done) }()
+	lose = func() { cancel(); <-done }
+	t.Cleanup(lose)
+	return lose
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatal("never happened: " + what)
+}
+
+type images struct{}
+
+func (images) Resolve(_ context.Context, ref string) (pod.Image, error) {
+	if ref == "absent" {
+		return pod.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)
+	}
+	return pod.Image{ID: "sha256:1", Ref: ref + "@sha256:2", Name: ref, Snapshotter: "overlayfs"}, nil
+}
+
+type rootfs struct{ w *world }
+
+func (r rootfs) Prepare(_ context.Context, key string, _ pod.Image) ([]mount.Mount, error) {
+	return nil, r.w.do("rootfs.prepare", func() { r.w.holds["rootfs "+key] = true })
+}
+func (r rootfs) Mounts(context.Context, string, string) ([]mount.Mount, error) {
+	return nil, r.w.do("rootfs.mounts", func() {})
+}
+func (r rootfs) Remove(_ context.Context, key, _ string) error {
+	return r.w.do("rootfs.remove", func() { delete(r.w.holds, "rootfs "+key) })
+}
+func (r rootfs) Accounts(context.Context, pod.Image) (pod.Accounts, error) {
+	return pod.Accounts{}, r.w.do("rootfs.accounts", func() {})
+}
+func (rootfs) Usage(context.Context, string, string) (uint64, uint64, error) { return 0, 0, nil }
+func (r rootfs) Keys(context.Context) (map[string][]string, error) {
+	out := map[string][]string{}
+	for _, h := range r.w.held() {
+		var id string
+		if n, _ := fmt.Sscanf(h, "rootfs %s", &id); n == 1 {
+			out["overlayfs"] = append(out["overlayfs"], id)
+		}
+	}
+	return out, nil
+}
+
+type network struct{ w *world }
+
+func (n network) Attach(_ context.Context, req pod.NetworkRequest) (pod.NetworkResult, error) {
+	// Like a plugin chain, an ADD that fails leaves its first half behind.
+	n.w.mu.Lock()
+	n.w.holds["network "+req.SandboxID] = true
+	n.w.mu.Unlock()
+	return pod.NetworkResult{IPs: []string{"10.0.0.2", "fd00::2"}, Raw: []byte(`{}`)}, n.w.do("network.attach", func() {})
+}
+func (n network) Detach(_ context.Context, req pod.NetworkRequest, _ []byte) error {
+	return n.w.do("network.detach", func() { delete(n.w.holds, "network "+req.SandboxID) })
+}
+func (network) Ready() error                             { return nil }
+func (network) SetPodCIDR(context.Context, string) error { return nil }
+func (network) Dial(context.Context, string, int) (net.Conn, error) {
+	return nil, errdefs.ErrNotImplemented
+}
+
+type namespaces struct{ w *world }
+
+func (n namespaces) Pin(_ context.Context, id string, _ engine.PinRequest) (map[string]string, error) {
+	return map[string]string{"network": "/ns/" + id}, n.w.do("namespaces.pin", func() { n.w.holds["namespaces "+id] = true })
+}
+func (n namespaces) Unpin(_ context.Context, id string) error {
+	return n.w.do("namespaces.unpin", func() { delete(n.w.holds, "namespaces "+id) })
+}
+
+type files struct{ w *world }
+
+func (f files) Make(_ context.Context, id string, _ *criv1.PodSandboxConfig) (pod.SandboxFiles, error) {
+	return pod.SandboxFiles{}, f.w.do("files.make", func() { f.w.holds["files "+id] = true })
+}
+func (files) Paths(string, *criv1.PodSandboxConfig) pod.SandboxFiles { return pod.SandboxFiles{} }
+func (f files) Remove(_ context.Context, id string) error {
+	return f.w.do("files.remove", func() { delete(f.w.holds, "files "+id) })
+}
+
+type controller struct{ w *world }
+
+func (c controller) Create(_ context.Context, spec engine.SandboxSpec) error {
+	return c.w.do("controller.create", func() { c.w.holds["bundle "+spec.ID] = true })
+}
+func (c controller) Start(_ context.Context, id string) (engine.Instance, error) {
+	return engine.Instance{CreatedAt: time.Now()}, c.w.do("controller.start", func() { c.w.holds["shim "+id] = true })
+}
+func (controller) Platform(context.Context, string) (ocispec.Platform, error) {
+	return ocispec.Platform{}, nil
+}
+func (controller) Stop(context.Context, string, time.Duration) error { return nil }
+func (c controller) Wait(ctx context.Context, _ string) (pod.Exit, error) {
+	<-ctx.Done()
+	return pod.Exit{}, ctx.Err()
+}
+func (c controller) Status(_ context.Context, id string, _ bool) (engine.ControllerStatus, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return engine.ControllerStatus{Alive: c.w.holds["shim "+id]}, nil
+}
+func (c controller) Shutdown(_ context.Context, id string) error {
+	return c.w.do("controller.shutdown", func() {
+		delete(c.w.holds, "bundle "+id)
+		delete(c.w.holds, "shim "+id)
+	})
+}
+func (controller) Metrics(context.Context, string) (*anypb.Any, error) {
+	return nil, errdefs.ErrNotImplemented
+}
+func (controller) Update(context.Context, string, *specs.LinuxResources, map[string]string) error {
+	return nil
+}
+
+type tasks struct{ w *world }
+
+func (k tasks) Create(_ context.Context, spec engine.TaskSpec) (uint32, error) {
+	return 42, k.w.do("tasks.create", func() {
+		k.w.procs[spec.ContainerID] = &proc{state: "created", done: make(chan struct{})}
+	})
+}
+func (k tasks) Start(_ context.Context, _, id, _ string) (uint32, error) {
+	return 42, k.w.do("tasks.start", func() { k.w.procs[id].state = "running" })
+}
+func (tasks) Exec(context.Context, string, string, engine.ExecSpec) error { return nil }
+func (k tasks) Wait(ctx context.Context, _, id, _ string) (pod.Exit, error) {
+	p, err := k.w.proc(id)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	select {
+	case <-p.done:
+		return p.exit, nil
+	case <-ctx.Done():
+		return pod.Exit{}, ctx.Err()
+	}
+}
+func (k tasks) Kill(_ context.Context, _, id, _ string, sig syscall.Signal, _ bool) error {
+	p, err := k.w.proc(id)
+	if err != nil {
+		return err
+	}
+	k.w.mu.Lock()
+	p.signals = append(p.signals, sig)
+	stubborn := p.stubborn
+	k.w.mu.Unlock()
+	if sig == syscall.SIGKILL || !stubborn {
+		k.w.end(id, 128+uint32(sig))
+	}
+	return nil
+}
+func (k tasks) Delete(_ context.Context, _, id, _ string) (pod.Exit, error) {
+	p, err := k.w.proc(id)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	k.w.end(id, 137)
+	return p.exit, k.w.do("tasks.delete", func() { delete(k.w.procs, id) })
+}
+func (k tasks) State(_ context.Context, _, id, _ string) (engine.TaskState, error) {
+	p, err := k.w.proc(id)
+	if err != nil {
+		return engine.TaskState{}, err
+	}
+	return engine.TaskState{Status: p.state, Pid: 42}, nil
+}
+func (tasks) Pids(context.Context, string, string) ([]uint32, error) { return nil, nil }
+func (tasks) ResizePty(context.Context, string, string, string, pod.TerminalSize) error {
+	return nil
+}
+func (tasks) CloseIO(context.Context, string, string, string) error { return nil }
+func (k tasks) Update(context.Context, string, string, *specs.LinuxResources, map[string]string) error {
+	return k.w.do("tasks.update", func() {})
+}
+func (tasks) Stats(context.Context, string, string) (*anypb.Any, error) { return nil, nil }
+func (tasks) Pause(context.Context, string, string) error               { return nil }
+func (tasks) Resume(context.Context, string, string) error              { return nil }
+
+type ioPort struct{ w *world }
+
+func (i ioPort) Open(_ context.Context, id string, _ engine.IOSpec) (pod.Stdio, error) {
+	return pod.Stdio{}, i.w.do("io.open", func() { i.w.holds["io "+id] = true })
+}
+func (ioPort) ReopenLog(context.Context, string) error           { return nil }
+func (ioPort) Attach(context.Context, string, pod.Streams) error { return nil }
+func (ioPort) Drain(context.Context, string) error               { return nil }
+func (i ioPort) Close(_ context.Context, id string) error {
+	return i.w.do("io.close", func() { delete(i.w.holds, "io "+id) })
+}
+func (ioPort) OpenExec(context.Context, string, string, bool, pod.Streams) (engine.ExecIO, error) {
+	return nil, errdefs.ErrNotImplemented
+}
+
+type specPort struct{}
+
+func (specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec, engine.SpecResult, error) {
+	if len(in.Container.GetCommand()) == 0 {
+		return nil, engine.SpecResult{}, fmt.Errorf("command: %w", errdefs.ErrInvalidArgument)
+	}
+	return &specs.Spec{Process: &specs.Process{Args: in.Container.GetCommand()}, Linux: &specs.Linux{CgroupsPath: "/" + in.ContainerID}}, engine.SpecResult{}, nil
+}
+func (specPort) Init(engine.SpecInput) (*specs.Spec, error)     { return &specs.Spec{}, nil }
+func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
+func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+	for _, kv := range adj.GetEnv() {
+		spec.Process.Env = append(spec.Process.Env, kv.GetKey()+"="+kv.GetValue())
+	}
+	return nil
+}
+func (specPort) Merge(_, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
+	return update
+}
+func (specPort) MergeNRI(c *criv1.LinuxContainerResources, _ *nri.LinuxResources) *criv1.LinuxContainerResources {
+	return c
+}
+func (specPort) SetResources(*specs.Spec, *criv1.LinuxContainerResources, *nri.LinuxResources) (*specs.LinuxResources, error) {
+	return &specs.LinuxResources{}, nil
+}
+func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return nil }
+func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {
+	return &nri.PodSandbox{Id: s.GetId(), Ips: s.GetIps()}
+}
+func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container {
+	v := &nri.Container{Id: c.GetId(), PodSandboxId: c.GetSandboxId()}
+	if spec.Process != nil {
+		v.Env = spec.Process.Env
+	}
+	return v
+}
+
+type cgroups struct{}
+
+func (cgroups) OOMKills(string) uint64 { return 0 }
+
+var errInjected = errors.New("injected")
+
+func (specPort) PinRequest(*criv1.PodSandboxConfig) (engine.PinRequest, error) {
+	return engine.PinRequest{Network: true}, nil
+}
+
+func (namespaces) List() ([]string, error) { return nil, nil }

@@ -1,0 +1,241 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
+)
+
+// labelRef is the beginning of the labels by which a blob keeps others.
+const labelRef = "containerd.io/gc.ref.content."
+
+// bring fetches and unpacks the image below root, mends what is broken of it on the node,
+// and returns what it is. Everything is held by the lease of ctx.
+func (s *Service) bring(ctx context.Context, session *registry.Session, root ocispec.Descriptor, snapshotter string) (*contents, ocispec.Descriptor, error) {
+	path, err := registry.Tree(ctx, root, platforms.Default(), s.document(session))
+	if err != nil {
+		return nil, root, err
+	}
+	root = path[0].Desc
+	for i, doc := range path {
+		var next *ocispec.Descriptor
+		if i+1 < len(path) {
+			next = &path[i+1].Desc
+		}
+		if err := s.keep(ctx, doc, next); err != nil {
+			return nil, root, err
+		}
+	}
+	manifest := path[len(path)-1]
+	err = s.unpack(ctx, session, manifest, snapshotter)
+	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
+		err = s.unpack(ctx, session, manifest, snapshotter)
+	}
+	if err != nil {
+		return nil, root, err
+	}
+	config, err := content.ReadBlob(ctx, s.st.Content(), manifest.Manifest.Config)
+	if err != nil {
+		return nil, root, fmt.Errorf("image configuration: %w", err)
+	}
+	c, err := newContents(path, config)
+	if err != nil {
+		return nil, root, err
+	}
+	return c, root, s.mend(ctx, c, snapshotter)
+}
+
+// document takes a manifest or index from the node if it is there and whole, else from the
+// registry. Either way it is on the node then.
+func (s *Service) document(session *registry.Session) func(context.Context, ocispec.Descriptor) (registry.Document, error) {
+	local := localDocument(s.st.Content())
+	return func(ctx context.Context, desc ocispec.Descriptor) (registry.Document, error) {
+		unlock, err := s.lockBlob(ctx, desc.Digest)
+		if err != nil {
+			return registry.Document{}, err
+		}
+		defer unlock()
+		doc, err := local(ctx, desc)
+		if err == nil {
+			// Writing it once more brings it under the lease.
+			return doc, s.store(ctx, doc)
+		}
+		if errdefs.IsDataLoss(err) || errdefs.IsNotFound(err) {
+			if err := s.st.Discard(ctx, desc.Digest); err != nil {
+				return registry.Document{}, err
+			}
+		}
+		if doc, err = session.Document(ctx, desc); err != nil {
+			return registry.Document{}, err
+		}
+		return doc, s.store(ctx, doc)
+	}
+}
+
+func (s *Service) store(ctx context.Context, doc registry.Document) error {
+	ref := "document-" + doc.Desc.Digest.String()
+	if err := content.WriteBlob(ctx, s.st.Content(), ref, bytes.NewReader(doc.Data), doc.Desc); err != nil {
+		return fmt.Errorf("manifest %s: %w", doc.Desc.Digest, err)
+	}
+	return nil
+}
+
+// lockBlob keeps other pulls from a blob, with the key that the unpacker uses.
+func (s *Service) lockBlob(ctx context.Context, dgst digest.Digest) (unlock func(), _ error) {
+	key := "blob://" + dgst.String()
+	if err := s.shared.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { s.shared.Unlock(key) }, nil
+}
+
+// keep labels a document so that what it refers to stays as long as it does.
+func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec.Descriptor) error {
+	refs := make(map[string]string)
+	if next != nil {
+		refs[labelRef+"m.0"] = next.Digest.String()
+	}
+	if doc.Manifest != nil {
+		refs[labelRef+"config"] = doc.Manifest.Config.Digest.String()
+		for i, l := range doc.Manifest.Layers {
+			refs[labelRef+"l."+strconv.Itoa(i)] = l.Digest.String()
+		}
+	}
+	store := s.st.Content()
+	info, err := store.Info(ctx, doc.Desc.Digest)
+	if err != nil {
+		return fmt.Errorf("manifest %s: %w", doc.Desc.Digest, err)
+	}
+	var missing []string
+	for k, v := range refs {
+		if info.Labels[k] != v {
+			missing = append(missing, "labels."+k)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if _, err := store.Update(ctx, content.Info{Digest: doc.Desc.Digest, Labels: refs}, missing...); err != nil {
+		return fmt.Errorf("manifest %s: %w", doc.Desc.Digest, err)
+	}
+	return nil
+}
+
+// unpack fetches the configuration and the layers, several at a time, and extracts each as
+// soon as it and those below are there. Extraction is one after the other: a layer may leave
+// out folders whose owner and mode are those of the layers below.
+func (s *Service) unpack(ctx context.Context, session *registry.Session, manifest registry.Document, snapshotter string) error {
+	sn, name, err := s.st.Snapshotter(snapshotter)
+	if err != nil {
+		return err
+	}
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	u, err := unpack.NewUnpacker(work, s.st.Content(),
+		unpack.WithUnpackPlatform(unpack.Platform{
+			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: s.st.Applier(),
+		}),
+		unpack.WithFetchAllContent(),
+		unpack.WithLimiter(semaphore.NewWeighted(int64(s.cfg.MaxConcurrentDownloads))),
+		unpack.WithDuplicationSuppressor(s.shared),
+	)
+	if err != nil {
+		return fmt.Errorf("unpacker: %w", err)
+	}
+	fetch := images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if desc.Digest == manifest.Desc.Digest {
+			return append([]ocispec.Descriptor{manifest.Manifest.Config}, manifest.Manifest.Layers...), nil
+		}
+		return nil, s.fetch(ctx, session, desc)
+	})
+	err = images.Dispatch(work, u.Unpack(fetch), nil, manifest.Desc)
+	if err != nil {
+		cancel()
+	}
+	if _, waitErr := u.Wait(); err == nil {
+		err = waitErr
+	}
+	return extractionError(registry.Failed(ctx, err))
+}
+
+// fetch brings a blob to the node, unless a whole one is there.
+func (s *Service) fetch(ctx context.Context, session *registry.Session, desc ocispec.Descriptor) error {
+	whole := s.st.BlobPresent
+	if images.IsConfigType(desc.MediaType) {
+		whole = s.st.BlobIntact
+	}
+	if !whole(ctx, desc) {
+		if err := s.st.Discard(ctx, desc.Digest); err != nil {
+			return err
+		}
+	}
+	return session.Blob(ctx, s.st.Content(), desc)
+}
+
+// extractionError gives a kind to the errors of the unpacker that have none: a layer whose
+// content is not what the configuration says.
+func extractionError(err error) error {
+	if err == nil || errors.Is(err, context.Canceled) || !errors.Is(errdefs.Resolve(err), errdefs.ErrUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+}
+
+// discardCorrupt throws away layers whose bytes have changed on the node, and says whether
+// there were any.
+func (s *Service) discardCorrupt(ctx context.Context, layers []ocispec.Descriptor) bool {
+	found := false
+	for _, l := range layers {
+		unlock, err := s.lockBlob(ctx, l.Digest)
+		if err != nil {
+			return found
+		}
+		if s.st.BlobPresent(ctx, l) && !s.st.BlobIntact(ctx, l) {
+			s.log.WarnContext(ctx, "layer has changed on disk and is fetched again", slog.String("digest", l.Digest.String()))
+			if err := s.st.Discard(ctx, l.Digest); err != nil {
+				s.log.WarnContext(ctx, "changed layer not discarded", slog.Any("error", err))
+			} else {
+				found = true
+			}
+		}
+		unlock()
+	}
+	return found
+}
+
+// mend extracts again the layers whose files have gone.
+func (s *Service) mend(ctx context.Context, c *contents, snapshotter string) error {
+	const key = "mend://"
+	damaged, err := s.st.Damaged(ctx, snapshotter, c.layers)
+	if err != nil || len(damaged) == 0 {
+		return err
+	}
+	if err := s.shared.Lock(ctx, key); err != nil {
+		return err
+	}
+	defer s.shared.Unlock(key)
+	if damaged, err = s.st.Damaged(ctx, snapshotter, c.layers); err != nil {
+		return err
+	}
+	for _, i := range damaged {
+		s.log.WarnContext(ctx, "files of a layer are gone and are extracted again", slog.String("chain_id", c.layers[i].ChainID.String()))
+		if err := s.st.Restore(ctx, snapshotter, c.layers, i); err != nil {
+			return registry.Classify(err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,29 @@
+package image
+
+import (
+	"context"
+	"time"
+)
+
+// Config says how images are pulled and shown.
+type Config struct {
+	// HostDirs are folders of registry host configuration; the first that knows a host is
+	// taken. They are read at each pull.
+	HostDirs []string
+	// MaxConcurrentDownloads bounds the layers of one pull that are fetched at a time;
+	// 0 means 3.
+	MaxConcurrentDownloads int
+	// ProgressTimeout ends a pull on which no byte moves; 0 means never.
+	ProgressTimeout time.Duration
+	// PinnedImages are patterns of full image names (with * for any characters) that
+	// kubelet is asked to keep.
+	PinnedImages []string
+	// Snapshotters names the snapshotter of runtime handlers that do not use the default.
+	Snapshotters map[string]string
+	// UserAgent is sent to registries; empty means containerd's.
+	UserAgent string
+	// OnChange, if set, is told of every image name that was made, changed or removed, with
+	// a topic ("/images/create", "/images/update", "/images/delete") and containerd's event.
+	// It is called after the change is durable, in order for each name, and must not block.
+	OnChange func(ctx context.Context, topic string, event any)
+}

@@ -1,0 +1,233 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const (
+	// maxDocument bounds manifests and indexes.
+	maxDocument = 4 << 20
+	// MaxDepth bounds indexes within indexes.
+	MaxDepth = 4
+)
+
+// Document is a manifest or an index, as the registry gave it and as it says of itself.
+type Document struct {
+	// Desc has the media type found in the content, not the one that was claimed.
+	Desc ocispec.Descriptor
+	// Data is the content; it has the descriptor's digest and size.
+	Data []byte
+	// Index or Manifest is set.
+	Index    *ocispec.Index
+	Manifest *ocispec.Manifest
+}
+
+// Document fetches a manifest or index by its digest.
+func (s *Session) Document(ctx context.Context, desc ocispec.Descriptor) (Document, error) {
+	if desc.Size <= 0 || desc.Size > maxDocument {
+		return Document{}, fmt.Errorf("manifest %s has size %d: %w", desc.Digest, desc.Size, errdefs.ErrInvalidArgument)
+	}
+	// The media type selects the manifests endpoint; a blob of the same digest is not asked for.
+	ask := ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
+	if !isDocument(ask.MediaType) {
+		ask.MediaType = ocispec.MediaTypeImageManifest
+	}
+	r, err := s.fetcher.Fetch(ctx, ask)
+	if err != nil {
+		return Document{}, Failed(ctx, err)
+	}
+	defer r.Close() //nolint:errcheck // read to its end or given up
+	data, err := io.ReadAll(io.LimitReader(r, desc.Size+1))
+	if err != nil {
+		return Document{}, Failed(ctx, fmt.Errorf("manifest %s: %w", desc.Digest, err))
+	}
+	return ParseDocument(desc, data)
+}
+
+// ParseDocument checks content against its descriptor and finds out what it is.
+// Errors: ErrDataLoss for a wrong digest or size, ErrInvalidArgument for something else than
+// a manifest or index, or for a document that contradicts its descriptor.
+func ParseDocument(desc ocispec.Descriptor, data []byte) (Document, error) {
+	if int64(len(data)) != desc.Size {
+		return Document{}, fmt.Errorf("manifest %s has %d bytes instead of %d: %w", desc.Digest, len(data), desc.Size, errdefs.ErrDataLoss)
+	}
+	if err := desc.Digest.Validate(); err != nil {
+		return Document{}, fmt.Errorf("digest %q: %w: %w", desc.Digest, err, errdefs.ErrInvalidArgument)
+	}
+	if got := desc.Digest.Algorithm().FromBytes(data); got != desc.Digest {
+		return Document{}, fmt.Errorf("manifest %s has digest %s: %w", desc.Digest, got, errdefs.ErrDataLoss)
+	}
+	mediaType, err := detect(data)
+	if err != nil {
+		return Document{}, fmt.Errorf("manifest %s: %w", desc.Digest, err)
+	}
+	if isDocument(desc.MediaType) && images.IsIndexType(desc.MediaType) != images.IsIndexType(mediaType) {
+		return Document{}, fmt.Errorf("manifest %s is announced as %q and is %q: %w", desc.Digest, desc.MediaType, mediaType, errdefs.ErrInvalidArgument)
+	}
+	doc := Document{Data: data, Desc: ocispec.Descriptor{MediaType: mediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}}
+	var into any
+	if images.IsIndexType(mediaType) {
+		doc.Index = new(ocispec.Index)
+		into = doc.Index
+	} else {
+		doc.Manifest = new(ocispec.Manifest)
+		into = doc.Manifest
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return Document{}, fmt.Errorf("manifest %s: %w: %w", desc.Digest, err, errdefs.ErrInvalidArgument)
+	}
+	if doc.Manifest != nil {
+		err = checkManifest(doc.Manifest)
+	}
+	if err != nil {
+		return Document{}, fmt.Errorf("manifest %s: %w", desc.Digest, err)
+	}
+	return doc, nil
+}
+
+func isDocument(mediaType string) bool {
+	return images.IsManifestType(mediaType) || images.IsIndexType(mediaType)
+}
+
+// detect finds the media type of a document from what is in it.
+func detect(data []byte) (string, error) {
+	var doc struct {
+		MediaType string          `json:"mediaType"`
+		Manifests json.RawMessage `json:"manifests"`
+		Config    json.RawMessage `json:"config"`
+		Layers    json.RawMessage `json:"layers"`
+		FSLayers  json.RawMessage `json:"fsLayers"`
+	}
+	if err := json.Unmarshal(bytes.TrimSpace(data), &doc); err != nil {
+		return "", fmt.Errorf("neither manifest nor index: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	index := len(doc.Manifests) > 0
+	manifest := len(doc.Config) > 0 || len(doc.Layers) > 0
+	switch {
+	case len(doc.FSLayers) > 0:
+		return "", fmt.Errorf("schema 1 manifests are not supported: %w", errdefs.ErrNotImplemented)
+	case index == manifest:
+		return "", fmt.Errorf("neither manifest nor index: %w", errdefs.ErrInvalidArgument)
+	case doc.MediaType == "" && index:
+		return ocispec.MediaTypeImageIndex, nil
+	case doc.MediaType == "":
+		return ocispec.MediaTypeImageManifest, nil
+	case !isDocument(doc.MediaType) || images.IsIndexType(doc.MediaType) != index:
+		return "", fmt.Errorf("media type %q does not fit the content: %w", doc.MediaType, errdefs.ErrInvalidArgument)
+	}
+	return doc.MediaType, nil
+}
+
+// checkManifest refuses what is not a container image, and takes out of the descriptors what
+// an image must not decide: other servers to ask, and labels of the node's storage.
+func checkManifest(m *ocispec.Manifest) error {
+	if !images.IsConfigType(m.Config.MediaType) {
+		return fmt.Errorf("not a container image: configuration of type %q: %w", m.Config.MediaType, errdefs.ErrInvalidArgument)
+	}
+	clean := func(d *ocispec.Descriptor) error {
+		d.URLs, d.Annotations, d.Data = nil, nil, nil
+		if err := d.Digest.Validate(); err != nil {
+			return fmt.Errorf("digest %q: %w: %w", d.Digest, err, errdefs.ErrInvalidArgument)
+		}
+		if d.Size <= 0 {
+			return fmt.Errorf("blob %s has size %d: %w", d.Digest, d.Size, errdefs.ErrInvalidArgument)
+		}
+		return nil
+	}
+	if err := clean(&m.Config); err != nil {
+		return err
+	}
+	for i := range m.Layers {
+		if !images.IsLayerType(m.Layers[i].MediaType) {
+			return fmt.Errorf("layer of unknown type %q: %w", m.Layers[i].MediaType, errdefs.ErrInvalidArgument)
+		}
+		if err := clean(&m.Layers[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Candidates returns the manifests of an index that run on the platform, the best first.
+// Attestations and other companions are left out.
+func Candidates(index *ocispec.Index, platform platforms.MatchComparer) []ocispec.Descriptor {
+	var out []ocispec.Descriptor
+	for _, d := range index.Manifests {
+		if !isDocument(d.MediaType) || d.Annotations["vnd.docker.reference.type"] != "" {
+			continue
+		}
+		if d.Platform == nil || platform.Match(*d.Platform) {
+			out = append(out, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size, Platform: d.Platform})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b ocispec.Descriptor) int {
+		switch {
+		case a.Platform == nil && b.Platform == nil:
+			return 0
+		case a.Platform == nil:
+			return 1
+		case b.Platform == nil:
+			return -1
+		case platform.Less(*a.Platform, *b.Platform):
+			return -1
+		case platform.Less(*b.Platform, *a.Platform):
+			return 1
+		}
+		return 0
+	})
+	return out
+}
+
+// Tree finds the image for a platform below a root, which may be a manifest or an index. The
+// documents are returned from the root down; the last is the image's manifest. get delivers
+// a document, from the node or from the registry. Errors: those of get, ErrNotFound if there
+// is no image for the platform.
+func Tree(ctx context.Context, root ocispec.Descriptor, platform platforms.MatchComparer, get func(context.Context, ocispec.Descriptor) (Document, error)) ([]Document, error) {
+	doc, err := get(ctx, root)
+	if err != nil {
+		return nil, err
+	}
+	path := []Document{doc}
+	for doc.Index != nil {
+		if len(path) > MaxDepth {
+			return nil, fmt.Errorf("index %s is nested too deeply: %w", root.Digest, errdefs.ErrInvalidArgument)
+		}
+		fit := Candidates(doc.Index, platform)
+		if len(fit) == 0 {
+			return nil, fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)
+		}
+		if doc, err = get(ctx, fit[0]); err != nil {
+			return nil, err
+		}
+		path = append(path, doc)
+	}
+	return path, nil
+}
+
+// ParseConfig checks an image configuration against its descriptor and parses it.
+// Errors: ErrDataLoss, ErrInvalidArgument.
+func ParseConfig(desc ocispec.Descriptor, data []byte) (ocispec.Image, error) {
+	var img ocispec.Image
+	if got := desc.Digest.Algorithm().FromBytes(data); got != desc.Digest || int64(len(data)) != desc.Size {
+		return img, fmt.Errorf("image configuration %s has digest %s and %d bytes: %w", desc.Digest, got, len(data), errdefs.ErrDataLoss)
+	}
+	if err := json.Unmarshal(data, &img); err != nil {
+		return img, fmt.Errorf("image configuration %s: %w: %w", desc.Digest, err, errdefs.ErrInvalidArgument)
+	}
+	for _, d := range img.RootFS.DiffIDs {
+		if err := d.Validate(); err != nil {
+			return img, fmt.Errorf("image configuration %s: layer %q: %w: %w", desc.Digest, d, err, errdefs.ErrInvalidArgument)
+		}
+	}
+	return img, nil
+}

@@ -1,0 +1,148 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/pelletier/go-toml/v2"
+)
+
+// Config says how registries are reached.
+type Config struct {
+	// HostDirs are folders of host configuration (hosts.toml), the first that knows a host
+	// is taken. They are read for every session.
+	HostDirs []string
+	// ProgressTimeout is how long a request may stay without a byte; 0 means for ever.
+	ProgressTimeout time.Duration
+	// UserAgent is sent with every request; empty means containerd's.
+	UserAgent string
+}
+
+// Session is the conversation with the hosts of one image's registry during one pull. It is
+// safe for concurrent use.
+type Session struct {
+	name     reference.Named
+	resolver remotes.Resolver
+	fetcher  remotes.Fetcher
+	idle     []func()
+}
+
+// Open prepares a session for an image name. The returned context ends when the session
+// stalls or is closed, and must be used for all its calls. The caller owes a Close.
+// Errors: ErrFailedPrecondition (host configuration).
+func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentials) (context.Context, *Session, error) {
+	s := &Session{name: name}
+	moves := new(progress)
+	hosts, err := s.hosts(ctx, cfg, creds, moves)
+	if err != nil {
+		return nil, nil, err
+	}
+	header := http.Header{}
+	if cfg.UserAgent != "" {
+		header.Set("User-Agent", cfg.UserAgent)
+	}
+	s.resolver = docker.NewResolver(docker.ResolverOptions{
+		Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts, nil },
+		Headers: header,
+	})
+	if s.fetcher, err = s.resolver.Fetcher(ctx, name.String()); err != nil {
+		return nil, nil, fmt.Errorf("image %q: %w", name, err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	if cfg.ProgressTimeout > 0 {
+		watch.Go(func() { moves.watch(ctx, cfg.ProgressTimeout, cancel) })
+	}
+	s.idle = append(s.idle, func() { cancel(context.Canceled); watch.Wait() })
+	return ctx, s, nil
+}
+
+// hosts finds the hosts of the registry, mirrors first, each with a client of its own for
+// this session.
+func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, moves *progress) ([]docker.RegistryHost, error) {
+	registry := reference.Domain(s.name)
+	wrap := func(c *http.Client) error {
+		if closer, ok := c.Transport.(interface{ CloseIdleConnections() }); ok {
+			s.idle = append(s.idle, closer.CloseIdleConnections)
+		}
+		c.Transport = newTransport(c.Transport, moves)
+		return nil
+	}
+	hosts, err := config.ConfigureHosts(ctx, config.HostOptions{
+		HostDir:      hostDir(cfg.HostDirs),
+		UpdateClient: wrap,
+	})(registry)
+	if err != nil {
+		return nil, fmt.Errorf("host configuration of %q: %w: %w", registry, err, errdefs.ErrFailedPrecondition)
+	}
+	for i := range hosts {
+		hosts[i].Authorizer = newAuthorizer(hosts[i], creds.For(hosts[i].Host, registry))
+	}
+	return hosts, nil
+}
+
+// hostDir looks through the configuration folders in their order. A file that is no TOML is
+// an error: to go on without it would ask hosts that the operator may not want to be asked.
+func hostDir(dirs []string) func(string) (string, error) {
+	return func(host string) (string, error) {
+		for _, dir := range dirs {
+			found, err := config.HostDirFromRoot(dir)(host)
+			if errdefs.IsNotFound(err) {
+				continue
+			}
+			if err != nil {
+				return "", err
+			}
+			return found, checkHosts(filepath.Join(found, "hosts.toml"))
+		}
+		return "", fmt.Errorf("host %q: %w", host, errdefs.ErrNotFound)
+	}
+}
+
+func checkHosts(path string) error {
+	data, err := os.ReadFile(path) //nolint:gosec // below a configured folder
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var parsed map[string]any
+	if err := toml.Unmarshal(data, &parsed); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// Close ends the session's context and its connections.
+func (s *Session) Close() {
+	for _, f := range s.idle {
+		f()
+	}
+}
+
+// Resolve asks for the digest that the image's name stands for. The media type is a claim of
+// the registry. Errors as of [Classify].
+func (s *Session) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
+	_, desc, err := s.resolver.Resolve(ctx, s.name.String())
+	if err != nil {
+		return ocispec.Descriptor{}, Failed(ctx, err)
+	}
+	if digested, ok := s.name.(reference.Digested); ok && desc.Digest != digested.Digest() {
+		return ocispec.Descriptor{}, fmt.Errorf("image %q resolved to %s: %w", s.name, desc.Digest, errdefs.ErrDataLoss)
+	}
+	return desc, nil
+}

@@ -1,0 +1,210 @@
+package storage
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const (
+	// labelUpperdir is the label by which the overlay snapshotter tells where a layer is.
+	labelUpperdir = "containerd.io/snapshot/overlay.upperdir"
+	// releaseTimeout bounds the clean-up after reading.
+	releaseTimeout = 30 * time.Second
+)
+
+// Layer is one layer of an image, with the name of the snapshot that holds it and all below.
+type Layer struct {
+	ChainID digest.Digest
+	DiffID  digest.Digest
+	Blob    ocispec.Descriptor
+}
+
+// Damaged returns the positions of the layers whose files are gone although their snapshots
+// are known. Errors: ErrNotFound if a snapshot is not known at all.
+func (s *Storage) Damaged(ctx context.Context, snapshotter string, layers []Layer) ([]int, error) {
+	sn, name, err := s.Snapshotter(snapshotter)
+	if err != nil {
+		return nil, err
+	}
+	var damaged []int
+	for i, l := range layers {
+		info, err := sn.Stat(ctx, l.ChainID.String())
+		if err != nil {
+			return nil, fmt.Errorf("layer %s in %s: %w", l.ChainID, name, err)
+		}
+		dir := info.Labels[labelUpperdir]
+		if dir == "" {
+			continue
+		}
+		if _, err := os.Lstat(dir); err != nil {
+			damaged = append(damaged, i)
+		}
+	}
+	return damaged, nil
+}
+
+// Restore extracts the layer at position i again, in the place where its files were. All
+// below it must be whole.
+func (s *Storage) Restore(ctx context.Context, snapshotter string, layers []Layer, i int) error {
+	sn, name, err := s.Snapshotter(snapshotter)
+	if err != nil {
+		return err
+	}
+	dirs := make([]string, 0, i+1) // topmost first
+	for j := i; j >= 0; j-- {
+		info, err := sn.Stat(ctx, layers[j].ChainID.String())
+		if err != nil {
+			return fmt.Errorf("layer %s in %s: %w", layers[j].ChainID, name, err)
+		}
+		dirs = append(dirs, info.Labels[labelUpperdir])
+	}
+	upper, lower := dirs[0], dirs[1:]
+	if upper == "" {
+		return fmt.Errorf("layer %s in %s cannot be restored: %w", layers[i].ChainID, name, errdefs.ErrNotImplemented)
+	}
+	if err := os.MkdirAll(upper, 0o755); err != nil { //nolint:gosec // the root folder of a container
+		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
+	}
+	if err := copyOwner(upper, lower); err != nil {
+		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
+	}
+	got, err := s.Applier().Apply(ctx, layers[i].Blob, directMount(upper, lower))
+	if err == nil && got.Digest != layers[i].DiffID {
+		err = fmt.Errorf("content is %s, not %s: %w", got.Digest, layers[i].DiffID, errdefs.ErrDataLoss)
+	}
+	if err != nil {
+		// An empty folder would pass for a whole layer.
+		_ = os.RemoveAll(upper)
+		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
+	}
+	return nil
+}
+
+// directMount describes layers to the applier, which then writes into upper without a mount.
+func directMount(upper string, lower []string) []mount.Mount {
+	if len(lower) == 0 {
+		return []mount.Mount{{Type: "bind", Source: upper, Options: []string{"rw", "rbind"}}}
+	}
+	return []mount.Mount{{
+		Type:    "overlay",
+		Source:  "overlay",
+		Options: []string{"upperdir=" + upper, "lowerdir=" + strings.Join(lower, ":")},
+	}}
+}
+
+// copyOwner gives a layer's root the owner that the layer below has, as a fresh snapshot gets.
+func copyOwner(upper string, lower []string) error {
+	if len(lower) == 0 {
+		return nil
+	}
+	fi, err := os.Stat(lower[0])
+	if err != nil {
+		return err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil
+	}
+	return os.Lchown(upper, int(st.Uid), int(st.Gid))
+}
+
+// ReadOnly calls fn with the mounts that show the layers up to chainID for reading. They are
+// valid until fn returns. Errors: ErrNotFound if a layer is not known.
+func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn func([]mount.Mount) error) (err error) {
+	sn, name, err := s.Snapshotter(snapshotter)
+	if err != nil {
+		return err
+	}
+	if name == Overlay {
+		mounts, err := overlayReadOnly(ctx, sn, chainID)
+		if err != nil {
+			return err
+		}
+		return fn(mounts)
+	}
+	ctx, release, err := s.Lease(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		err = errors.Join(err, release(ctx))
+		s.CollectSoon()
+	}()
+	mounts, err := sn.View(ctx, "view-"+rand.Text(), chainID)
+	if err != nil {
+		return fmt.Errorf("layer %s in %s: %w", chainID, name, err)
+	}
+	return fn(mounts)
+}
+
+// overlayReadOnly puts layers together without a record in the database.
+func overlayReadOnly(ctx context.Context, sn snapshots.Snapshotter, chainID string) ([]mount.Mount, error) {
+	var dirs []string
+	for parent := chainID; parent != ""; {
+		info, err := sn.Stat(ctx, parent)
+		if err != nil {
+			return nil, fmt.Errorf("layer %s: %w", parent, err)
+		}
+		dirs = append(dirs, info.Labels[labelUpperdir])
+		parent = info.Parent
+	}
+	if len(dirs) == 1 {
+		return []mount.Mount{{Type: "bind", Source: dirs[0], Options: []string{"ro", "rbind"}}}, nil
+	}
+	return []mount.Mount{{
+		Type:    "overlay",
+		Source:  "overlay",
+		Options: []string{"ro", "lowerdir=" + strings.Join(dirs, ":")},
+	}}, nil
+}
+
+// BlobPresent says whether a blob is known and its file has the right size. The content is
+// not read.
+func (s *Storage) BlobPresent(ctx context.Context, desc ocispec.Descriptor) bool {
+	info, err := s.Content().Info(ctx, desc.Digest)
+	if err != nil || info.Size != desc.Size {
+		return false
+	}
+	file, err := s.blobs.Info(ctx, desc.Digest)
+	return err == nil && file.Size == desc.Size
+}
+
+// BlobIntact says whether a blob is there and its content has its digest.
+func (s *Storage) BlobIntact(ctx context.Context, desc ocispec.Descriptor) bool {
+	if !s.BlobPresent(ctx, desc) {
+		return false
+	}
+	ra, err := s.blobs.ReaderAt(ctx, desc)
+	if err != nil {
+		return false
+	}
+	defer ra.Close() //nolint:errcheck // opened for reading
+	got, err := desc.Digest.Algorithm().FromReader(content.NewReader(ra))
+	return err == nil && got == desc.Digest
+}
+
+// Discard forgets a blob and removes its file, so that it is fetched again.
+func (s *Storage) Discard(ctx context.Context, dgst digest.Digest) error {
+	if err := s.Content().Delete(ctx, dgst); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("blob %s: %w", dgst, err)
+	}
+	if err := s.blobs.Delete(ctx, dgst); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("blob %s: %w", dgst, err)
+	}
+	return nil
+}

@@ -1,0 +1,295 @@
+// Package storage holds what images and container layers are made of on disk: blobs, the
+// snapshots they are unpacked into, and the database that knows which of them are needed.
+//
+// It promises that a name in the database never outlives a power loss without the data it
+// stands for (see [Storage.Sync]), that what nothing refers to is removed again, and that
+// what an interrupted pull left behind is gone before the storage is used. A Storage is safe
+// for concurrent use. It does not know registries, references or the container runtime
+// interface.
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/containerd/v2/plugins/snapshots/native"
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
+	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
+	"github.com/containerd/errdefs"
+	containerdlog "github.com/containerd/log" //nolint:depguard // the library takes its logger from the context
+	bolt "go.etcd.io/bbolt"                   //nolint:depguard // handed to the library as it is
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// Names of the snapshotters.
+const (
+	Overlay = "overlayfs"
+	Native  = "native"
+)
+
+const (
+	// leaseLife bounds how long something half made is kept if its lease could not be
+	// released, for example on a full disk.
+	leaseLife = 24 * time.Hour
+	// openTimeout bounds the wait for the database of another process.
+	openTimeout = 10 * time.Second
+)
+
+// Config says where the storage is and how it keeps layers.
+type Config struct {
+	// Root is the folder that holds everything; it is made if it is missing.
+	Root string
+	// Snapshotter is the default one, "overlayfs" or "native"; empty selects overlayfs
+	// where the file system supports it.
+	Snapshotter string
+}
+
+// Storage is an open storage. Contexts given to the parts it returns must come from
+// [Storage.Context].
+type Storage struct {
+	root     string
+	log      *slog.Logger
+	entry    *containerdlog.Entry
+	bolt     *bolt.DB
+	db       *metadata.DB
+	blobs    content.Store
+	images   images.Store
+	leases   leases.Manager
+	backends map[string]snapshots.Snapshotter
+	standard string
+	usage    usageCache
+	collect  *collector
+	closing  chan struct{}
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Open opens or makes the storage, removes what interrupted pulls have left and starts the
+// collector. The caller owes a Close. The context bounds the opening only.
+func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err error) {
+	if !filepath.IsAbs(cfg.Root) {
+		return nil, fmt.Errorf("image root %q: absolute path wanted: %w", cfg.Root, errdefs.ErrInvalidArgument)
+	}
+	s := &Storage{root: cfg.Root, log: log, entry: newEntry(ctx, log), closing: make(chan struct{})}
+	if err := os.MkdirAll(s.root, 0o700); err != nil {
+		return nil, fmt.Errorf("image root: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.closeParts())
+		}
+	}()
+	if err := s.openTemp(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.openSnapshotters(ctx, cfg.Snapshotter); err != nil {
+		return nil, err
+	}
+	if err := s.openDatabase(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.sweep(s.Context(ctx)); err != nil {
+		return nil, fmt.Errorf("removal of interrupted pulls: %w", err)
+	}
+	s.makeReserve(ctx)
+	s.collect = startCollector(context.WithoutCancel(ctx), s.collectNow, log)
+	return s, nil
+}
+
+// openTemp selects the folder for short-lived mounts and removes those of an earlier life.
+func (s *Storage) openTemp(ctx context.Context) error {
+	if err := mount.SetTempMountLocation(filepath.Join(s.root, "tmp")); err != nil {
+		return fmt.Errorf("temporary mounts: %w", err)
+	}
+	warnings, err := mount.CleanupTempMounts(unix.MNT_DETACH)
+	if err != nil {
+		return fmt.Errorf("temporary mounts: %w", err)
+	}
+	for _, w := range warnings {
+		s.log.WarnContext(ctx, "stale temporary mount not removed", slog.Any("error", w))
+	}
+	return nil
+}
+
+func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
+	s.backends = make(map[string]snapshots.Snapshotter)
+	overlayRoot := filepath.Join(s.root, Overlay)
+	overlayErr := overlayutils.Supported(overlayRoot)
+	if overlayErr == nil {
+		sn, err := overlay.NewSnapshotter(overlayRoot, overlay.AsynchronousRemove, overlay.WithUpperdirLabel)
+		if err != nil {
+			return fmt.Errorf("overlayfs snapshotter: %w", err)
+		}
+		s.backends[Overlay] = sn
+	}
+	sn, err := native.NewSnapshotter(filepath.Join(s.root, Native))
+	if err != nil {
+		return fmt.Errorf("native snapshotter: %w", err)
+	}
+	s.backends[Native] = sn
+
+	switch wanted {
+	case "":
+		s.standard = Overlay
+		if overlayErr != nil {
+			s.log.WarnContext(ctx, "overlayfs not supported, layers are copied", slog.Any("error", overlayErr))
+			s.standard = Native
+		}
+	case Overlay:
+		if overlayErr != nil {
+			return fmt.Errorf("overlayfs snapshotter on %s: %w", overlayRoot, overlayErr)
+		}
+		s.standard = Overlay
+	case Native:
+		s.standard = Native
+	default:
+		return fmt.Errorf("snapshotter %q: overlayfs or native wanted: %w", wanted, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+func (s *Storage) openDatabase(ctx context.Context) error {
+	var err error
+	if s.blobs, err = local.NewStore(filepath.Join(s.root, "content")); err != nil {
+		return fmt.Errorf("content store: %w", err)
+	}
+	path := filepath.Join(s.root, "meta.db")
+	options := *bolt.DefaultOptions
+	options.Timeout = openTimeout
+	if s.bolt, err = bolt.Open(path, 0o600, &options); err != nil {
+		return fmt.Errorf("image database %s: %w", path, err)
+	}
+	s.db = metadata.NewDB(s.bolt, s.blobs, s.backends)
+	if err := s.db.Init(ctx); err != nil {
+		return fmt.Errorf("image database %s: %w", path, err)
+	}
+	s.images = metadata.NewImageStore(s.db)
+	s.leases = metadata.NewLeaseManager(s.db)
+	return nil
+}
+
+// Close stops the collector and closes the databases. Nothing may use the storage after it.
+func (s *Storage) Close() error {
+	s.closeOnce.Do(func() { s.closeErr = s.closeParts() })
+	return s.closeErr
+}
+
+func (s *Storage) closeParts() error {
+	if s.collect != nil {
+		s.collect.stop()
+	}
+	close(s.closing)
+	s.usage.wait()
+	var errs []error
+	if s.bolt != nil {
+		errs = append(errs, s.bolt.Close())
+	}
+	for name, sn := range s.backends {
+		if err := sn.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("snapshotter %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Context returns a context for use with the storage's parts: it carries the namespace and
+// the logger.
+func (s *Storage) Context(ctx context.Context) context.Context {
+	return containerdlog.WithLogger(namespaces.WithNamespace(ctx, pod.Namespace), s.entry)
+}
+
+// Content returns the store of blobs as the database sees it.
+func (s *Storage) Content() content.Store { return s.db.ContentStore() }
+
+// Images returns the store of image names.
+func (s *Storage) Images() images.Store { return s.images }
+
+// DefaultSnapshotter returns the name of the snapshotter that is used when none is asked for.
+func (s *Storage) DefaultSnapshotter() string { return s.standard }
+
+// Snapshotter returns a snapshotter by name and the name itself; empty means the default.
+func (s *Storage) Snapshotter(name string) (snapshots.Snapshotter, string, error) {
+	if name == "" {
+		name = s.standard
+	}
+	if sn := s.db.Snapshotter(name); sn != nil {
+		return sn, name, nil
+	}
+	return nil, name, fmt.Errorf("snapshotter %q: %w", name, errdefs.ErrNotFound)
+}
+
+// Snapshotters returns the names of the snapshotters.
+func (s *Storage) Snapshotters() []string {
+	names := make([]string, 0, len(s.backends))
+	for name := range s.backends {
+		names = append(names, name)
+	}
+	return names
+}
+
+// Capabilities returns what the unpacker may ask of a snapshotter.
+func (s *Storage) Capabilities(name string) []string {
+	if name == Overlay {
+		return []string{snapshots.RebaseCap}
+	}
+	return nil
+}
+
+// Update runs fn with a context in which changes of images and content belong to one
+// durable transaction.
+func (s *Storage) Update(ctx context.Context, fn func(ctx context.Context) error) error {
+	return s.db.Update(func(tx *bolt.Tx) error {
+		return fn(boltutil.WithTransaction(ctx, tx))
+	})
+}
+
+// Lease returns a context under which everything that is made is kept until release is
+// called. What something durable refers to by then stays.
+func (s *Storage) Lease(ctx context.Context) (_ context.Context, release func(context.Context) error, _ error) {
+	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLife))
+	if err != nil {
+		return nil, nil, fmt.Errorf("lease: %w", err)
+	}
+	release = func(ctx context.Context) error {
+		if err := s.leases.Delete(ctx, lease); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("lease %s: %w", lease.ID, err)
+		}
+		return nil
+	}
+	return leases.WithLease(ctx, lease.ID), release, nil
+}
+
+// Sync makes durable what was written into the snapshots of a snapshotter so far. It must
+// come before the record that tells of them.
+func (s *Storage) Sync(name string) error {
+	dir, err := os.Open(s.Mountpoint(name))
+	if err != nil {
+		return fmt.Errorf("sync of snapshotter %s: %w", name, err)
+	}
+	defer dir.Close() //nolint:errcheck // opened for reading
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return fmt.Errorf("sync of snapshotter %s: %w", name, err)
+	}
+	return nil
+}
+
+// Mountpoint returns the folder of a snapshotter, which names the file system it is on.
+func (s *Storage) Mountpoint(name string) string { return filepath.Join(s.root, name) }

@@ -1,0 +1,147 @@
+package network
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/libcni"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// Annotations that limit the bandwidth of a pod.
+const (
+	annotationIngress = "kubernetes.io/ingress-bandwidth"
+	annotationEgress  = "kubernetes.io/egress-bandwidth"
+)
+
+// portMapping, bandwidth and dns are the arguments of the CNI capabilities of these names.
+type portMapping struct {
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+type bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate,omitempty"`
+	IngressBurst uint64 `json:"ingressBurst,omitempty"`
+	EgressRate   uint64 `json:"egressRate,omitempty"`
+	EgressBurst  uint64 `json:"egressBurst,omitempty"`
+}
+
+type dns struct {
+	Servers  []string `json:"servers,omitempty"`
+	Searches []string `json:"searches,omitempty"`
+	Options  []string `json:"options,omitempty"`
+}
+
+// runtimeConf is what all plugins of a network are told about a pod.
+func runtimeConf(req pod.NetworkRequest, ifName, netns string, capabilities map[string]any) *libcni.RuntimeConf {
+	meta := req.Config.GetMetadata()
+	return &libcni.RuntimeConf{
+		ContainerID: req.SandboxID,
+		NetNS:       netns,
+		IfName:      ifName,
+		Args: [][2]string{
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", argument(meta.GetNamespace())},
+			{"K8S_POD_NAME", argument(meta.GetName())},
+			{"K8S_POD_INFRA_CONTAINER_ID", req.SandboxID},
+			{"K8S_POD_UID", argument(meta.GetUid())},
+		},
+		CapabilityArgs: capabilities,
+	}
+}
+
+// argument takes out of a value what would end it in CNI_ARGS. Names of Kubernetes objects
+// never have it.
+func argument(v string) string { return strings.NewReplacer(";", "", "=", "").Replace(v) }
+
+// capabilityArgs are what plugins with the capabilities of these names get.
+func capabilityArgs(config *criv1.PodSandboxConfig) (map[string]any, error) {
+	out := make(map[string]any)
+	ports, err := portMappings(config.GetPortMappings())
+	if err != nil {
+		return nil, err
+	}
+	if len(ports) > 0 {
+		out["portMappings"] = ports
+	}
+	limits, err := bandwidthOf(config.GetAnnotations())
+	if err != nil {
+		return nil, err
+	}
+	if limits != (bandwidth{}) {
+		out["bandwidth"] = limits
+	}
+	if d := config.GetDnsConfig(); len(d.GetServers()) > 0 || len(d.GetSearches()) > 0 || len(d.GetOptions()) > 0 {
+		out["dns"] = dns{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}
+	}
+	if parent := config.GetLinux().GetCgroupParent(); parent != "" {
+		out["cgroupPath"] = parent
+	}
+	if len(config.GetAnnotations()) > 0 {
+		out["io.kubernetes.cri.pod-annotations"] = config.GetAnnotations()
+	}
+	return out, nil
+}
+
+// portMappings drops mappings without a host port, which expose nothing, and repeated ones.
+func portMappings(in []*criv1.PortMapping) ([]portMapping, error) {
+	var out []portMapping
+	for _, m := range in {
+		if m.GetHostPort() == 0 {
+			continue
+		}
+		if !isPort(m.GetHostPort()) || !isPort(m.GetContainerPort()) {
+			return nil, fmt.Errorf("port mapping %d to %d: %w", m.GetHostPort(), m.GetContainerPort(), errdefs.ErrInvalidArgument)
+		}
+		if m.GetHostIp() != "" {
+			if _, err := netip.ParseAddr(m.GetHostIp()); err != nil {
+				return nil, fmt.Errorf("port mapping on host address %q: %w", m.GetHostIp(), errdefs.ErrInvalidArgument)
+			}
+		}
+		p := portMapping{
+			HostPort: m.GetHostPort(), ContainerPort: m.GetContainerPort(),
+			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: m.GetHostIp(),
+		}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+func isPort(n int32) bool { return n > 0 && n <= math.MaxUint16 }
+
+// bandwidthOf reads the limits, in bits per second. Bursts are not limited.
+func bandwidthOf(annotations map[string]string) (bandwidth, error) {
+	var out bandwidth
+	for _, l := range []struct {
+		name        string
+		rate, burst *uint64
+	}{
+		{annotationIngress, &out.IngressRate, &out.IngressBurst},
+		{annotationEgress, &out.EgressRate, &out.EgressBurst},
+	} {
+		value, ok := annotations[l.name]
+		if !ok {
+			continue
+		}
+		rate, err := parseQuantity(value)
+		if err != nil {
+			return bandwidth{}, fmt.Errorf("annotation %s: %w", l.name, err)
+		}
+		if rate < 1e3 || rate > 1e15 {
+			return bandwidth{}, fmt.Errorf("annotation %s: %q is not between 1k and 1P: %w", l.name, value, errdefs.ErrInvalidArgument)
+		}
+		*l.rate, *l.burst = uint64(rate), math.MaxUint32
+	}
+	return out, nil
+}

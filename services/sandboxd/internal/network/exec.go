@@ -1,0 +1,145 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"go.opentelemetry.io/otel/propagation"
+	"golang.org/x/sync/semaphore"
+)
+
+const (
+	// maxOutput bounds what is kept of a plugin's output.
+	maxOutput = 4 << 20
+	// pipeGrace is how long descendants of an ended plugin may keep its output open.
+	pipeGrace = 2 * time.Second
+	// busyTries and busyPause bound the wait for a plugin's file that is being written.
+	busyTries = 10
+	busyPause = 200 * time.Millisecond
+)
+
+// pluginExec runs plugins for the CNI library: a bounded number at a time, in a process
+// group that is killed as a whole when the time is up, with the trace context in the
+// environment as OpenTelemetry describes it.
+type pluginExec struct {
+	version.PluginDecoder
+
+	running *semaphore.Weighted
+	log     *slog.Logger
+}
+
+func newExec(parallel int64, log *slog.Logger) *pluginExec {
+	if parallel <= 0 {
+		parallel = math.MaxInt64
+	}
+	return &pluginExec{running: semaphore.NewWeighted(parallel), log: log}
+}
+
+// FindInPath implements the CNI library's interface.
+func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+// ExecPlugin implements the CNI library's interface.
+func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	if err := e.running.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer e.running.Release(1)
+	environ = environment(ctx, environ)
+	var stdout, stderr limited
+	var err error
+	for range busyTries {
+		stdout, stderr = limited{}, limited{}
+		err = run(ctx, path, environ, bytes.NewReader(stdin), &stdout, &stderr)
+		if !errors.Is(err, syscall.ETXTBSY) || !pause(ctx, busyPause) {
+			break
+		}
+	}
+	if stderr.Len() > 0 {
+		e.log.DebugContext(ctx, "network plugin wrote to its standard error",
+			slog.String("plugin", filepath.Base(path)), slog.String("output", stderr.String()))
+	}
+	if err != nil {
+		return nil, pluginError(err, stdout.Bytes(), stderr.String())
+	}
+	return stdout.Bytes(), nil
+}
+
+func run(ctx context.Context, path string, environ []string, stdin *bytes.Reader, stdout, stderr *limited) error {
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = environ
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = pipeGrace
+	err := cmd.Run()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return nil // it ended well; only something that it left behind holds the output
+	}
+	return err
+}
+
+// pluginError is the error that a plugin printed, or what is known without one.
+func pluginError(err error, stdout []byte, stderr string) error {
+	var printed types.Error
+	if json.Unmarshal(stdout, &printed) == nil && printed.Msg != "" {
+		return &printed
+	}
+	if text := strings.TrimSpace(stderr); text != "" {
+		return fmt.Errorf("plugin: %w: %s", err, text)
+	}
+	return fmt.Errorf("plugin: %w", err)
+}
+
+// environment adds the trace context and takes out what is meant for the daemon alone.
+func environment(ctx context.Context, environ []string) []string {
+	environ = slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return name == "NOTIFY_SOCKET" || name == "WATCHDOG_PID" || name == "WATCHDOG_USEC" || strings.HasPrefix(name, "LISTEN_")
+	})
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	for _, key := range carrier.Keys() {
+		environ = append(environ, strings.ToUpper(key)+"="+carrier.Get(key))
+	}
+	return environ
+}
+
+// pause waits, and says whether the context is still alive.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// limited keeps the first bytes that are written to it and drops the rest.
+type limited struct {
+	bytes.Buffer
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := maxOutput - l.Len(); room > 0 {
+		l.Buffer.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}

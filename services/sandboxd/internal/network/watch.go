@@ -1,0 +1,127 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// settle is how long a change of the folder is left alone, since configurations are
+	// often written in several steps.
+	settle = 100 * time.Millisecond
+	// recheck is how often the folder is looked at without a sign of change, and plugins
+	// are asked for their status.
+	recheck = 30 * time.Second
+)
+
+// Run follows changes of the configuration folder until ctx ends. The folder may come, go
+// and come back. Without file notifications, which are a scarce resource, it looks again
+// regularly. ready is called when the watch is set up.
+func (c *CNI) Run(ctx context.Context, ready func()) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		c.log.WarnContext(ctx, "network configuration is not watched, only looked at regularly", slog.Any("error", err))
+		w = &fsnotify.Watcher{} // its channels are nil and never say anything
+	} else {
+		defer func() { _ = w.Close() }() // nothing is lost with it
+	}
+	c.watch(w)
+	ready() // the configuration was read before; a slow plugin's status must not hold the start
+	c.refresh(ctx)
+	again := time.NewTicker(recheck)
+	defer again.Stop()
+	quiet := time.NewTimer(recheck)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.Events:
+			quiet.Reset(settle)
+		case err := <-w.Errors:
+			c.log.DebugContext(ctx, "changes of the network configuration may have been missed", slog.Any("error", err))
+			quiet.Reset(settle)
+		case <-again.C:
+			quiet.Reset(0)
+		case <-quiet.C:
+			c.watch(w)
+			c.refresh(ctx)
+		}
+	}
+}
+
+// watch watches the folder, or, while it is not there, the nearest one above it.
+func (c *CNI) watch(w *fsnotify.Watcher) {
+	if w.Events == nil {
+		return
+	}
+	want := map[string]bool{filepath.Dir(c.cfg.ConfDir): true, c.cfg.ConfDir: true}
+	for dir := c.cfg.ConfDir; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			want[dir] = true
+			break
+		}
+	}
+	for _, have := range w.WatchList() {
+		if !want[have] {
+			_ = w.Remove(have) // gone already
+		}
+	}
+	for dir := range want {
+		// One that is not there, or is watched already, is as it should be.
+		_ = w.Add(dir)
+	}
+}
+
+// refresh reads the configuration anew and asks its plugins for their status.
+func (c *CNI) refresh(ctx context.Context) {
+	before := c.Ready()
+	c.reload()
+	networks, err := c.current()
+	if err == nil && c.Ready() == nil {
+		c.checkStatus(ctx, networks)
+	}
+	switch after := c.Ready(); {
+	case after != nil && (before == nil || before.Error() != after.Error()):
+		c.log.WarnContext(ctx, "network is not ready", slog.Any("error", after))
+	case after == nil && before != nil:
+		c.log.InfoContext(ctx, "network is ready")
+	}
+}
+
+// checkStatus asks plugins that know the STATUS command, from CNI 1.1 on, whether they can
+// take pods.
+func (c *CNI) checkStatus(ctx context.Context, networks []network) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	for _, n := range networks {
+		if err := c.lib.GetStatusNetworkList(ctx, n.List); err != nil {
+			c.mu.Lock()
+			c.loadErr = fmt.Errorf("network %q: %w: %w", n.List.Name, err, errdefs.ErrUnavailable)
+			c.mu.Unlock()
+			return
+		}
+	}
+}
+
+// reload reads the configuration anew. A wrong one makes the network not ready, but the
+// last good one stays in use for pods that come meanwhile; an empty folder ends its use.
+func (c *CNI) reload() {
+	networks, err := load(c.cfg.ConfDir, c.cfg.MaxConfNum)
+	files, _ := filepath.Glob(filepath.Join(c.cfg.ConfDir, "*.*")) // no files is all that an error means
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.loadErr = err
+	if err == nil || len(files) == 0 {
+		c.networks = networks
+	}
+}

@@ -1,0 +1,258 @@
+package ocispec
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/runtime-tools/generate"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+)
+
+// Adjust applies to a specification what NRI plugins want changed in a container. The
+// specification is changed in place and of no use after an error. injectCDI may be nil if
+// CDI is not available. Errors: ErrInvalidArgument, ErrFailedPrecondition for what the host
+// or the configuration cannot do.
+func Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment, host Host, inject func(*specs.Spec, []string) error) error {
+	if adj == nil {
+		return nil
+	}
+	resources, err := NRIResourcesToOCI(adj.GetLinux().GetResources(), host)
+	if err != nil {
+		return fmt.Errorf("NRI adjustment of resources: %w", err)
+	}
+	fill(spec)
+	if err := generator(spec, inject).Adjust(withoutOurs(adj)); err != nil {
+		return fmt.Errorf("NRI adjustment: %w", classified(err))
+	}
+	MergeOCIResources(spec.Linux.Resources, resources)
+	for _, l := range adj.GetRlimits() {
+		setRlimit(spec.Process, l.GetType(), host.clampRlimit(l.GetType(), Rlimit{Soft: l.GetSoft(), Hard: l.GetHard()}))
+	}
+	if adj.GetLinux().GetOomScoreAdj() != nil {
+		spec.Process.OOMScoreAdj = new(host.clampOOMScore(int(adj.GetLinux().GetOomScoreAdj().GetValue())))
+	}
+	if p := adj.GetLinux().GetSeccompPolicy(); p != nil && p.GetDefaultErrno() != nil {
+		spec.Linux.Seccomp.DefaultErrnoRet = new(uint(p.GetDefaultErrno().GetValue()))
+	}
+	return supported(spec, host)
+}
+
+// fill makes the parts of a specification that an adjustment may reach into.
+func fill(spec *specs.Spec) {
+	if spec.Process == nil {
+		spec.Process = &specs.Process{}
+	}
+	if spec.Linux == nil {
+		spec.Linux = &specs.Linux{}
+	}
+	if spec.Linux.Resources == nil {
+		spec.Linux.Resources = &specs.LinuxResources{}
+	}
+}
+
+// withoutOurs returns an adjustment without the parts that the generator of the NRI module
+// applies wrongly or not at all and that [Adjust] applies itself: cgroup values (it knows
+// one of eight memory values and forces swap), limits (it adds a second one of a type) and
+// the out-of-memory score (it knows no lower bound). The mark that a plugin puts before
+// arguments to replace another plugin's is taken off.
+func withoutOurs(adj *nri.ContainerAdjustment) *nri.ContainerAdjustment {
+	out := proto.CloneOf(adj)
+	out.Rlimits = nil
+	if len(out.GetArgs()) > 0 && out.GetArgs()[0] == "" {
+		out.Args = out.GetArgs()[1:]
+	}
+	if out.GetLinux() != nil {
+		out.Linux.Resources = nil
+		out.Linux.OomScoreAdj = nil
+	}
+	return out
+}
+
+func generator(spec *specs.Spec, inject func(*specs.Spec, []string) error) *generate.Generator {
+	return generate.SpecGenerator(&editor{spec: spec},
+		generate.WithCDIDeviceInjector(func(s *specs.Spec, names []string) error {
+			return injectCDI(s, names, inject)
+		}))
+}
+
+// supported refuses what a specification asks for and the host cannot do, which an OCI
+// runtime would only say when the container starts.
+func supported(spec *specs.Spec, host Host) error {
+	if spec.Linux.IntelRdt != nil && !host.RDT {
+		return fmt.Errorf("NRI adjustment: RDT is not mounted on the host: %w", errdefs.ErrFailedPrecondition)
+	}
+	if s := spec.Linux.Seccomp; s != nil && !host.Seccomp {
+		return fmt.Errorf("NRI adjustment: the kernel lacks seccomp: %w", errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// classified gives an error of the generator a class unless it has one.
+func classified(err error) error {
+	for _, is := range []func(error) bool{errdefs.IsInvalidArgument, errdefs.IsFailedPrecondition, errdefs.IsNotFound} {
+		if is(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+}
+
+// editor is the elementary operations on a specification that the generator of the NRI
+// module is built on.
+type editor struct {
+	spec *specs.Spec
+}
+
+var _ generate.UnderlyingGenerator = (*editor)(nil)
+
+func (e *editor) Spec() *specs.Spec { return e.spec }
+
+func (e *editor) AddAnnotation(key, value string) {
+	if e.spec.Annotations == nil {
+		e.spec.Annotations = make(map[string]string)
+	}
+	e.spec.Annotations[key] = value
+}
+
+func (e *editor) RemoveAnnotation(key string) { delete(e.spec.Annotations, key) }
+
+func (e *editor) AddDevice(dev specs.LinuxDevice) {
+	e.spec.Linux.Devices = append(e.spec.Linux.Devices, dev)
+}
+
+// RemoveDevice removes a device node and the rules that let the container use it.
+func (e *editor) RemoveDevice(path string) {
+	devices := &e.spec.Linux.Devices
+	i := slices.IndexFunc(*devices, func(d specs.LinuxDevice) bool { return d.Path == path })
+	if i < 0 {
+		return
+	}
+	gone := (*devices)[i]
+	*devices = slices.Delete(*devices, i, i+1)
+	rules := &e.spec.Linux.Resources.Devices
+	*rules = slices.DeleteFunc(*rules, func(r specs.LinuxDeviceCgroup) bool {
+		return r.Allow && r.Type == gone.Type && r.Major != nil && *r.Major == gone.Major && r.Minor != nil && *r.Minor == gone.Minor
+	})
+}
+
+func (e *editor) AddLinuxResourcesDevice(allow bool, kind string, major, minor *int64, access string) {
+	e.spec.Linux.Resources.Devices = append(e.spec.Linux.Resources.Devices,
+		specs.LinuxDeviceCgroup{Allow: allow, Type: kind, Major: major, Minor: minor, Access: access})
+}
+
+func (e *editor) AddOrReplaceLinuxNamespace(kind, path string) error {
+	if kind == "" {
+		return fmt.Errorf("namespace without a type: %w", errdefs.ErrInvalidArgument)
+	}
+	e.removeNamespace(kind)
+	e.spec.Linux.Namespaces = append(e.spec.Linux.Namespaces,
+		specs.LinuxNamespace{Type: specs.LinuxNamespaceType(kind), Path: path})
+	return nil
+}
+
+func (e *editor) RemoveLinuxNamespace(kind string) error {
+	e.removeNamespace(kind)
+	return nil
+}
+
+func (e *editor) removeNamespace(kind string) {
+	e.spec.Linux.Namespaces = slices.DeleteFunc(e.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return string(n.Type) == kind
+	})
+}
+
+func (e *editor) hooks() *specs.Hooks {
+	if e.spec.Hooks == nil {
+		e.spec.Hooks = &specs.Hooks{}
+	}
+	return e.spec.Hooks
+}
+
+func (e *editor) AddPreStartHook(h specs.Hook) {
+	hooks := e.hooks()
+	hooks.Prestart = append(hooks.Prestart, h) //nolint:staticcheck // plugins may still set it
+}
+
+func (e *editor) AddPostStartHook(h specs.Hook) {
+	e.hooks().Poststart = append(e.hooks().Poststart, h)
+}
+
+func (e *editor) AddPostStopHook(h specs.Hook) {
+	e.hooks().Poststop = append(e.hooks().Poststop, h)
+}
+
+func (e *editor) AddProcessEnv(name, value string) {
+	e.spec.Process.Env = setEnv(e.spec.Process.Env, name+"="+value)
+}
+
+func (e *editor) ClearProcessEnv() { e.spec.Process.Env = nil }
+
+func (e *editor) SetProcessArgs(args []string) { e.spec.Process.Args = slices.Clone(args) }
+
+func (e *editor) SetProcessOOMScoreAdj(adj int) { e.spec.Process.OOMScoreAdj = &adj }
+
+func (e *editor) AddMount(m specs.Mount) { e.spec.Mounts = append(e.spec.Mounts, m) }
+
+func (e *editor) ClearMounts() { e.spec.Mounts = nil }
+
+func (e *editor) Mounts() []specs.Mount { return e.spec.Mounts }
+
+func (e *editor) RemoveMount(destination string) {
+	e.spec.Mounts = slices.DeleteFunc(slices.Clone(e.spec.Mounts), func(m specs.Mount) bool { return m.Destination == destination })
+}
+
+func (e *editor) AddLinuxSysctl(key, value string) {
+	if e.spec.Linux.Sysctl == nil {
+		e.spec.Linux.Sysctl = make(map[string]string)
+	}
+	e.spec.Linux.Sysctl[key] = value
+}
+
+func (e *editor) RemoveLinuxSysctl(key string) { delete(e.spec.Linux.Sysctl, key) }
+
+func (e *editor) SetLinuxCgroupsPath(path string) { e.spec.Linux.CgroupsPath = path }
+
+func (e *editor) SetLinuxRootPropagation(p string) error {
+	e.spec.Linux.RootfsPropagation = p
+	return nil
+}
+
+// The remaining operations belong to the cgroup values, which the generator is never given.
+
+func (e *editor) AddLinuxResourcesHugepageLimit(size string, limit uint64) {
+	e.merge(&specs.LinuxResources{HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: size, Limit: limit}}})
+}
+
+func (e *editor) AddLinuxResourcesUnified(key, value string) {
+	e.merge(&specs.LinuxResources{Unified: map[string]string{key: value}})
+}
+
+func (e *editor) SetLinuxResourcesCPUCpus(cpus string) { e.cpu(specs.LinuxCPU{Cpus: cpus}) }
+func (e *editor) SetLinuxResourcesCPUMems(mems string) { e.cpu(specs.LinuxCPU{Mems: mems}) }
+
+func (e *editor) SetLinuxResourcesCPUPeriod(v uint64) { e.cpu(specs.LinuxCPU{Period: &v}) }
+func (e *editor) SetLinuxResourcesCPUQuota(v int64)   { e.cpu(specs.LinuxCPU{Quota: &v}) }
+func (e *editor) SetLinuxResourcesCPUShares(v uint64) { e.cpu(specs.LinuxCPU{Shares: &v}) }
+
+func (e *editor) SetLinuxResourcesCPURealtimePeriod(v uint64) {
+	e.cpu(specs.LinuxCPU{RealtimePeriod: &v})
+}
+
+func (e *editor) SetLinuxResourcesCPURealtimeRuntime(v int64) {
+	e.cpu(specs.LinuxCPU{RealtimeRuntime: &v})
+}
+
+func (e *editor) SetLinuxResourcesMemoryLimit(v int64) {
+	e.merge(&specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &v}})
+}
+
+func (e *editor) SetLinuxResourcesMemorySwap(v int64) {
+	e.merge(&specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: &v}})
+}
+
+func (e *editor) cpu(c specs.LinuxCPU) { e.merge(&specs.LinuxResources{CPU: &c}) }
+
+func (e *editor) merge(r *specs.LinuxResources) { MergeOCIResources(e.spec.Linux.Resources, r) }

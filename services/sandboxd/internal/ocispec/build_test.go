@@ -1,0 +1,310 @@
+package ocispec
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// testHost is a host with fixed facts.
+func testHost() Host {
+	return Host{
+		Hostname: "node-1", Seccomp: true, Swap: true, RecursiveReadOnly: true,
+		Capabilities: append(append([]string{}, defaultCapabilities...), "CAP_NET_ADMIN", "CAP_SYS_ADMIN"),
+		OOMScoreAdj:  -500, HardLimits: map[string]uint64{"RLIMIT_NOFILE": 20000},
+	}
+}
+
+func v2Host() Host {
+	h := testHost()
+	h.CgroupV2, h.Hugetlb, h.MayLowerOOMScore, h.MayRaiseLimits = true, true, true, true
+	return h
+}
+
+// input is a small container in a pod with namespaces of its own.
+func input() Input {
+	id := strings.Repeat("c", 64)
+	return Input{
+		ID: id, SandboxID: strings.Repeat("5", 64),
+		Config: &criv1.ContainerConfig{
+			Metadata: &criv1.ContainerMetadata{Name: "app"},
+			Command:  []string{"/bin/app"},
+			Linux: &criv1.LinuxContainerConfig{
+				Resources: &criv1.LinuxContainerResources{},
+				SecurityContext: &criv1.LinuxContainerSecurityContext{
+					NamespaceOptions: &criv1.NamespaceOption{Pid: criv1.NamespaceMode_CONTAINER},
+				},
+			},
+		},
+		SandboxConfig: &criv1.PodSandboxConfig{
+			Metadata: &criv1.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1"},
+			Hostname: "web-0",
+			Linux:    &criv1.LinuxPodSandboxConfig{SecurityContext: &criv1.LinuxSandboxSecurityContext{}},
+		},
+		Namespaces: map[string]string{"network": "/run/ns/net", "ipc": "/run/ns/ipc", "uts": "/run/ns/uts"},
+		Files: pod.SandboxFiles{
+			Hosts: "/state/hosts", Hostname: "/state/hostname", ResolvConf: "/state/resolv.conf", Shm: "/run/shm",
+		},
+		Image:       pod.Image{Name: "registry.example/app:1"},
+		CgroupsPath: CgroupsPath("/kubepods/pod1", id, false),
+	}
+}
+
+func (in Input) sc() *criv1.LinuxContainerSecurityContext {
+	return in.Config.GetLinux().GetSecurityContext()
+}
+
+// privileged makes a container privileged.
+func privileged(in Input) Input {
+	in.sc().Privileged = true
+	in.SandboxConfig.Linux.SecurityContext.Privileged = true
+	return in
+}
+
+func build(t *testing.T, h Host, o Options, in Input) (*specs.Spec, Result) {
+	t.Helper()
+	spec, result, err := New(h, o).Build(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec, result
+}
+
+// golden compares a specification with a file. Folders of the test are shown as DIR, and of
+// seccomp, which depends on machine and kernel, only the default.
+func golden(t *testing.T, name string, spec *specs.Spec, dir string) {
+	t.Helper()
+	shown := *spec
+	if spec.Linux.Seccomp != nil {
+		linux := *spec.Linux
+		linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: spec.Linux.Seccomp.DefaultAction}
+		shown.Linux = &linux
+	}
+	raw, err := json.MarshalIndent(shown, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(raw) + "\n"
+	if dir != "" {
+		got = strings.ReplaceAll(got, dir, "DIR")
+	}
+	file := filepath.Join("testdata", name+".json")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
+func realDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestGoldenSmall(t *testing.T) {
+	t.Parallel()
+	spec, _ := build(t, testHost(), Options{}, input())
+	golden(t, "small", spec, "")
+}
+
+func TestGoldenFull(t *testing.T) {
+	t.Parallel()
+	dir := realDir(t)
+	in := input()
+	in.Image.Config = imagespec.ImageConfig{
+		User: "app:staff", WorkingDir: "/srv", Entrypoint: []string{"/entry"}, Cmd: []string{"--default"},
+		Env: []string{"PATH=/opt/bin", "MODE=image", "broken"}, StopSignal: "SIGINT",
+	}
+	in.Accounts = pod.Accounts{
+		Passwd: []byte("root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n"),
+		Group:  []byte("staff:x:50:\nwheel:x:10:root,app\n"),
+	}
+	in.Handler = pod.Handler{PodAnnotations: []string{"pass.io/*"}, ContainerAnnotations: []string{"own.io/exact"}}
+	in.SandboxConfig.Annotations = map[string]string{"pass.io/a": "1", "keep.io/b": "2"}
+	in.Config.Annotations = map[string]string{"own.io/exact": "3", "own.io/other": "4"}
+	in.Config.Command = nil
+	in.Config.Args = []string{"--asked"}
+	in.Config.Tty = true
+	in.Config.Envs = []*criv1.KeyValue{{Key: "MODE", Value: []byte("asked")}, {Key: "NEW", Value: []byte("a=b")}}
+	in.Config.Mounts = []*criv1.Mount{
+		{ContainerPath: "/data/inner", HostPath: dir, MountOptions: []string{"noexec", "nosuid"}},
+		{ContainerPath: "/data", HostPath: dir, Readonly: true, RecursiveReadOnly: true},
+		{ContainerPath: "/etc/hosts", HostPath: dir, Readonly: true},
+		{ContainerPath: "/image", Image: &criv1.ImageSpec{Image: "vol"}},
+	}
+	in.ImageMounts = map[string]string{"/image": "/run/images/1"}
+	in.Volumes = []*criv1.Mount{{ContainerPath: "/var/lib/app", HostPath: dir}, {ContainerPath: "/data", HostPath: "/not/used"}}
+	in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}
+	in.Config.Linux.Resources = &criv1.LinuxContainerResources{
+		CpuPeriod: 100000, CpuQuota: 50000, CpuShares: 512, MemoryLimitInBytes: 1 << 30, OomScoreAdj: -998,
+		CpusetCpus: "0-1", CpusetMems: "0", Unified: map[string]string{"memory.high": "1"},
+		HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 1}},
+	}
+	sc := in.sc()
+	sc.ReadonlyRootfs, sc.NoNewPrivs = true, true
+	sc.MaskedPaths, sc.ReadonlyPaths = []string{"/proc/kcore"}, []string{"/proc/sys"}
+	sc.SupplementalGroups = []int64{2000, 10}
+	sc.Seccomp = &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_RuntimeDefault}
+	sc.Capabilities = &criv1.Capability{
+		AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL", "kill"}, AddAmbientCapabilities: []string{"CAP_CHOWN"},
+	}
+	o := Options{Rlimits: map[string]Rlimit{"RLIMIT_NOFILE": {Soft: 1024, Hard: 1 << 20}}}
+	spec, result := build(t, v2Host(), o, in)
+	golden(t, "full", spec, dir)
+	want := &criv1.LinuxContainerUser{Uid: 1000, Gid: 50, SupplementalGroups: []int64{50, 10, 2000}}
+	if got := result.User.GetLinux(); got.String() != want.String() {
+		t.Errorf("user %v, want %v", got, want)
+	}
+	if result.StopSignal != "SIGINT" || len(result.CreatedPaths) != 0 {
+		t.Errorf("result %+v", result)
+	}
+}
+
+func TestGoldenPrivilegedOnTheHost(t *testing.T) {
+	t.Parallel()
+	in := privileged(input())
+	in.sc().NamespaceOptions = &criv1.NamespaceOption{
+		Network: criv1.NamespaceMode_NODE, Pid: criv1.NamespaceMode_NODE, Ipc: criv1.NamespaceMode_NODE,
+	}
+	in.sc().Seccomp = &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_RuntimeDefault}
+	in.sc().MaskedPaths = []string{"/proc/kcore"}
+	in.SandboxConfig.Hostname = ""
+	in.Handler.PrivilegedWithoutHostDevices = true
+	spec, _ := build(t, v2Host(), Options{}, in)
+	golden(t, "privileged", spec, "")
+}
+
+func TestPrivilegedHasTheHostsDevices(t *testing.T) {
+	t.Parallel()
+	spec, _ := build(t, testHost(), Options{}, privileged(input()))
+	if len(spec.Linux.Devices) < 5 {
+		t.Errorf("%d devices", len(spec.Linux.Devices))
+	}
+	last := spec.Linux.Resources.Devices[len(spec.Linux.Resources.Devices)-1]
+	if diff := cmp.Diff(specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"}, last); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func userns(in Input) Input {
+	ids := []*criv1.IDMapping{{HostId: 65536, ContainerId: 0, Length: 65536}}
+	in.SandboxConfig.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{
+		UsernsOptions: &criv1.UserNamespace{Mode: criv1.NamespaceMode_POD, Uids: ids, Gids: ids},
+	}
+	in.Namespaces["user"] = "/run/ns/user"
+	return in
+}
+
+func TestGoldenUserNamespace(t *testing.T) {
+	t.Parallel()
+	dir := realDir(t)
+	in := userns(input())
+	ids := in.SandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions().GetUids()
+	in.Config.Mounts = []*criv1.Mount{{ContainerPath: "/v", HostPath: dir, UidMappings: ids, GidMappings: ids}}
+	spec, _ := build(t, testHost(), Options{}, in)
+	golden(t, "userns", spec, dir)
+}
+
+func TestGoldenInit(t *testing.T) {
+	t.Parallel()
+	in := userns(input())
+	spec, err := New(testHost(), Options{}).BuildInit(InitInput{
+		SandboxID: in.SandboxID, SandboxConfig: in.SandboxConfig, Namespaces: in.Namespaces, Binary: "/usr/lib/crisp/init",
+		CgroupsPath: CgroupsPath("kubepods-pod1.slice", in.SandboxID, true),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "init", spec, "")
+}
+
+func TestBaseSpecification(t *testing.T) {
+	t.Parallel()
+	dir := realDir(t)
+	file := filepath.Join(dir, "base.json")
+	base := `{"ociVersion":"1.0.0","process":{"env":["BASE=1"],"rlimits":[{"type":"RLIMIT_CORE","hard":1,"soft":1}]},
+		"mounts":[{"destination":"/only","type":"tmpfs","source":"tmpfs"}],"annotations":{"base":"yes"},"hooks":{"poststop":[{"path":"/hook"}]}}`
+	if err := os.WriteFile(file, []byte(base), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	in := input()
+	in.Handler.BaseSpec = file
+	spec, _ := build(t, testHost(), Options{}, in)
+	if spec.Mounts[0].Destination != "/only" || len(spec.Process.Rlimits) != 1 || spec.Annotations["base"] != "yes" ||
+		spec.Hooks == nil || !strings.Contains(strings.Join(spec.Process.Env, " "), "BASE=1") {
+		t.Errorf("spec %+v", spec)
+	}
+	for _, missing := range []string{filepath.Join(dir, "none"), dir} {
+		in.Handler.BaseSpec = missing
+		if _, _, err := New(testHost(), Options{}).Build(in); err == nil {
+			t.Errorf("no error for %s", missing)
+		}
+	}
+}
+
+func TestProbeHost(t *testing.T) {
+	t.Parallel()
+	h, err := ProbeHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Hostname == "" || h.HardLimits["RLIMIT_NOFILE"] == 0 {
+		t.Errorf("host %+v", h)
+	}
+}
+
+func TestExecProcess(t *testing.T) {
+	t.Parallel()
+	spec, _ := build(t, testHost(), Options{}, input())
+	p := ExecProcess(spec, []string{"sh"}, true)
+	if !p.Terminal || p.Args[0] != "sh" || p.Env[len(p.Env)-1] != "TERM=xterm" || p.Capabilities == nil {
+		t.Errorf("process %+v", p)
+	}
+	if spec.Process.Terminal || spec.Process.Args[0] != "/bin/app" || strings.Contains(strings.Join(spec.Process.Env, " "), "TERM") {
+		t.Error("the container's own process was changed")
+	}
+}
+
+func TestCgroupsPath(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		parent  string
+		systemd bool
+		want    string
+	}{
+		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/id"},
+		{"", false, "/crisp/id"},
+		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:crisp:id"},
+		{"", true, "system.slice:crisp:id"},
+	} {
+		if got := CgroupsPath(tt.parent, "id", tt.systemd); got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
+	}
+}

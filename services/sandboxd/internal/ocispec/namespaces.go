@@ -1,0 +1,133 @@
+package ocispec
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// namespaces joins the pod's namespaces and makes the container's own.
+func (d *draft) namespaces() error {
+	opts := d.sc.GetNamespaceOptions()
+	ofPod := d.in.SandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	for _, shared := range []struct {
+		kind     specs.LinuxNamespaceType
+		own, pod criv1.NamespaceMode
+	}{
+		{specs.NetworkNamespace, opts.GetNetwork(), ofPod.GetNetwork()},
+		{specs.IPCNamespace, opts.GetIpc(), ofPod.GetIpc()},
+	} {
+		// What a container shares with a pod that is in the node's namespace is the node's.
+		if shared.own == criv1.NamespaceMode_NODE || shared.pod == criv1.NamespaceMode_NODE {
+			continue
+		}
+		path := d.in.Namespaces[string(shared.kind)]
+		if path == "" {
+			// It must not end up in the node's because a path was lost.
+			return fmt.Errorf("the pod has no %s namespace: %w", shared.kind, errdefs.ErrFailedPrecondition)
+		}
+		list = append(list, specs.LinuxNamespace{Type: shared.kind, Path: path})
+	}
+	if path := d.in.Namespaces["uts"]; path != "" && opts.GetNetwork() != criv1.NamespaceMode_NODE {
+		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
+	}
+	pid, err := d.pidNamespace(opts.GetPid())
+	if err != nil {
+		return err
+	}
+	list = append(list, pid...)
+	if d.host.CgroupV2 && !d.privileged() {
+		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	}
+	user, err := d.userNamespace(opts.GetUsernsOptions())
+	if err != nil {
+		return err
+	}
+	d.spec.Linux.Namespaces = append(list, user...)
+	return nil
+}
+
+func (d *draft) pidNamespace(mode criv1.NamespaceMode) ([]specs.LinuxNamespace, error) {
+	switch mode {
+	case criv1.NamespaceMode_NODE:
+		return nil, nil
+	case criv1.NamespaceMode_CONTAINER:
+		return []specs.LinuxNamespace{{Type: specs.PIDNamespace}}, nil
+	case criv1.NamespaceMode_POD, criv1.NamespaceMode_TARGET:
+		if d.in.PIDNamespace == "" && mode == criv1.NamespaceMode_POD {
+			// POD is also what an absent message says, and the pod shares no namespace.
+			return []specs.LinuxNamespace{{Type: specs.PIDNamespace}}, nil
+		}
+		if d.in.PIDNamespace == "" {
+			return nil, fmt.Errorf("there is no PID namespace to share in mode %s: %w", mode, errdefs.ErrFailedPrecondition)
+		}
+		return []specs.LinuxNamespace{{Type: specs.PIDNamespace, Path: d.in.PIDNamespace}}, nil
+	default:
+		return nil, fmt.Errorf("PID namespace mode %s: %w", mode, errdefs.ErrInvalidArgument)
+	}
+}
+
+// userNamespace joins the pod's user namespace. The mappings of the container, if it has
+// any, must be the pod's.
+func (d *draft) userNamespace(own *criv1.UserNamespace) ([]specs.LinuxNamespace, error) {
+	uids, gids, err := UserMappings(d.in.SandboxConfig)
+	if err != nil {
+		return nil, err
+	}
+	if own != nil {
+		ownUIDs, ownGIDs, err := mappings(own)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Equal(ownUIDs, uids) || !slices.Equal(ownGIDs, gids) {
+			return nil, fmt.Errorf("the user namespace of the container differs from its pod's: %w", errdefs.ErrInvalidArgument)
+		}
+	}
+	if len(uids) == 0 {
+		return nil, nil
+	}
+	path := d.in.Namespaces["user"]
+	if path == "" {
+		return nil, fmt.Errorf("the pod has no user namespace: %w", errdefs.ErrFailedPrecondition)
+	}
+	// The mappings repeat what the namespace has. Not all OCI runtimes read them from it, and
+	// all take both if they agree.
+	d.spec.Linux.UIDMappings, d.spec.Linux.GIDMappings = uids, gids
+	return []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: path}}, nil
+}
+
+// UserMappings returns the mappings of a pod's user namespace; none if it has no such
+// namespace. Errors: ErrInvalidArgument.
+func UserMappings(config *criv1.PodSandboxConfig) (uids, gids []specs.LinuxIDMapping, err error) {
+	return mappings(config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions())
+}
+
+func mappings(user *criv1.UserNamespace) (uids, gids []specs.LinuxIDMapping, err error) {
+	switch user.GetMode() {
+	case criv1.NamespaceMode_POD:
+		uids, gids = idMappings(user.GetUids()), idMappings(user.GetGids())
+		if (len(uids) == 0) != (len(gids) == 0) {
+			return nil, nil, fmt.Errorf("user namespace with mappings for only users or only groups: %w", errdefs.ErrInvalidArgument)
+		}
+		return uids, gids, nil
+	case criv1.NamespaceMode_NODE:
+		if len(user.GetUids()) > 0 || len(user.GetGids()) > 0 {
+			return nil, nil, fmt.Errorf("mappings for the node's user namespace: %w", errdefs.ErrInvalidArgument)
+		}
+		return nil, nil, nil
+	default:
+		return nil, nil, fmt.Errorf("user namespace mode %s: %w", user.GetMode(), errdefs.ErrInvalidArgument)
+	}
+}
+
+func idMappings(in []*criv1.IDMapping) []specs.LinuxIDMapping {
+	var out []specs.LinuxIDMapping
+	for _, m := range in {
+		out = append(out, specs.LinuxIDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
+	}
+	return out
+}

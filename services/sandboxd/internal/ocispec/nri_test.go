@@ -1,0 +1,313 @@
+package ocispec
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"pgregory.net/rapid"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+)
+
+// adjustable is a specification with something to change everywhere.
+func adjustable(t *testing.T) *specs.Spec {
+	t.Helper()
+	in := input()
+	in.Config.Envs = []*criv1.KeyValue{{Key: "OLD", Value: []byte("1")}, {Key: "GONE", Value: []byte("1")}}
+	in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", ContainerPath: "/dev/old"}}
+	in.Config.Linux.Resources = &criv1.LinuxContainerResources{CpuShares: 100, MemoryLimitInBytes: 1 << 20}
+	o := Options{Rlimits: map[string]Rlimit{"RLIMIT_NOFILE": {Soft: 10, Hard: 20}}}
+	spec, _ := build(t, testHost(), o, in)
+	return spec
+}
+
+func TestAdjust(t *testing.T) {
+	t.Parallel()
+	spec := adjustable(t)
+	err := Adjust(spec, &nri.ContainerAdjustment{
+		Annotations: map[string]string{"new.io/a": "1", "-io.kubernetes.cri.image-name": ""},
+		Env:         []*nri.KeyValue{{Key: "OLD", Value: "2"}, {Key: "-GONE"}, {Key: "NEW", Value: "3"}},
+		Args:        []string{"", "/bin/other", "x"},
+		Mounts:      []*nri.Mount{{Destination: "/m", Source: "/proc", Type: "bind", Options: []string{"rbind"}}, {Destination: "-/dev/mqueue"}},
+		Hooks:       &nri.Hooks{CreateRuntime: []*nri.Hook{{Path: "/h1"}}, Prestart: []*nri.Hook{{Path: "/h2"}}, Poststop: []*nri.Hook{{Path: "/h3"}}},
+		Rlimits:     []*nri.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1 << 20, Hard: 1 << 21}, {Type: "RLIMIT_CORE", Soft: 1, Hard: 1}},
+		Linux: &nri.LinuxContainerAdjustment{
+			Devices:     []*nri.LinuxDevice{{Path: "-/dev/old"}, {Path: "/dev/new", Type: "c", Major: 1, Minor: 5}},
+			OomScoreAdj: &nri.OptionalInt{Value: -998},
+			CgroupsPath: "/elsewhere",
+			Namespaces:  []*nri.LinuxNamespace{{Type: "-uts"}, {Type: "ipc", Path: "/other"}},
+			Sysctl:      map[string]string{"net.core.somaxconn": "1"},
+			SeccompPolicy: &nri.LinuxSeccomp{
+				DefaultAction: "SCMP_ACT_ERRNO", DefaultErrno: &nri.OptionalUInt32{Value: 38},
+			},
+			Resources: &nri.LinuxResources{
+				Memory: &nri.LinuxMemory{
+					Reservation: nri.Int64(int64(5)), Swap: nri.Int64(int64(1 << 22)), Swappiness: nri.UInt64(uint64(7)),
+					Kernel: nri.Int64(int64(9)), Limit: nri.Int64(int64(1 << 21)),
+				},
+				Cpu:  &nri.LinuxCPU{Shares: nri.UInt64(uint64(200)), Cpus: "1"},
+				Pids: &nri.LinuxPids{Limit: 50},
+			},
+		},
+	}, testHost(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkAdjusted(t, spec)
+}
+
+func checkAdjusted(t *testing.T, spec *specs.Spec) {
+	t.Helper()
+	same := func(what string, want, got any) {
+		t.Helper()
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	env := strings.Join(spec.Process.Env, " ")
+	if !strings.Contains(env, "OLD=2") || !strings.Contains(env, "NEW=3") || strings.Contains(env, "GONE") || strings.Contains(env, "OLD=1") {
+		t.Errorf("environment %s", env)
+	}
+	same("arguments", []string{"/bin/other", "x"}, spec.Process.Args)
+	same("annotation", "1", spec.Annotations["new.io/a"])
+	if _, ok := spec.Annotations["io.kubernetes.cri.image-name"]; ok {
+		t.Error("a removed annotation is there")
+	}
+	if d := destinationsOf(spec); !slices.Contains(d, "/m") || slices.Contains(d, "/dev/mqueue") {
+		t.Errorf("mounts %v", d)
+	}
+	same("hooks", []specs.Hook{{Path: "/h1"}}, spec.Hooks.CreateRuntime)
+	same("hooks", []specs.Hook{{Path: "/h3"}}, spec.Hooks.Poststop)
+	same("limits", []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 20000, Hard: 20000}, {Type: "RLIMIT_CORE", Soft: 1, Hard: 1}}, spec.Process.Rlimits)
+	same("score", -500, *spec.Process.OOMScoreAdj)
+	same("cgroup", "/elsewhere", spec.Linux.CgroupsPath)
+	same("errno", uint(38), *spec.Linux.Seccomp.DefaultErrnoRet)
+	same("sysctl", map[string]string{"net.core.somaxconn": "1"}, spec.Linux.Sysctl)
+	if n := spec.Linux.Namespaces; !slices.Contains(n, specs.LinuxNamespace{Type: "ipc", Path: "/other"}) || slices.ContainsFunc(n, func(n specs.LinuxNamespace) bool { return n.Type == "uts" }) {
+		t.Errorf("namespaces %v", n)
+	}
+	if d := spec.Linux.Devices; len(d) != 1 || d[0].Path != "/dev/new" {
+		t.Errorf("devices %v", d)
+	}
+	rules := spec.Linux.Resources.Devices
+	if len(rules) != 2 || *rules[1].Minor != 5 {
+		t.Errorf("rules %+v", rules)
+	}
+	ptr := func(v int64) *int64 { return &v }
+	swappiness := uint64(7)
+	same("memory", &specs.LinuxMemory{
+		Limit: ptr(1 << 21), Reservation: ptr(5), Swap: ptr(1 << 22), Kernel: ptr(9), Swappiness: &swappiness, //nolint:staticcheck // plugins may set it
+	}, spec.Linux.Resources.Memory)
+	same("shares", uint64(200), *spec.Linux.Resources.CPU.Shares)
+	same("processors", "1", spec.Linux.Resources.CPU.Cpus)
+	same("processes", int64(50), *spec.Linux.Resources.Pids.Limit)
+}
+
+func TestAdjustByNothingChangesNothing(t *testing.T) {
+	t.Parallel()
+	for _, adj := range []*nri.ContainerAdjustment{nil, {}, {Linux: &nri.LinuxContainerAdjustment{Resources: &nri.LinuxResources{}, Rdt: &nri.LinuxRdt{}}}} {
+		want, got := adjustable(t), adjustable(t)
+		if err := Adjust(got, adj, testHost(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestAdjustRefuses(t *testing.T) {
+	t.Parallel()
+	resources := func(r *nri.LinuxResources) *nri.ContainerAdjustment {
+		return &nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Resources: r}}
+	}
+	for name, tt := range map[string]struct {
+		adj  *nri.ContainerAdjustment
+		want error
+	}{
+		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), errdefs.ErrFailedPrecondition},
+		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), errdefs.ErrFailedPrecondition},
+		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), errdefs.ErrFailedPrecondition},
+		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), errdefs.ErrFailedPrecondition},
+		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, errdefs.ErrFailedPrecondition},
+		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, errdefs.ErrFailedPrecondition},
+		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, errdefs.ErrInvalidArgument},
+	} {
+		if err := Adjust(adjustable(t), tt.adj, testHost(), nil); !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v, want %v", name, err, tt.want)
+		}
+	}
+}
+
+func TestAdjustInjectsCDI(t *testing.T) {
+	t.Parallel()
+	spec := adjustable(t)
+	inject := func(s *specs.Spec, names []string) error {
+		s.Process.Env = append(s.Process.Env, "CDI="+strings.Join(names, ","))
+		return nil
+	}
+	err := Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}}, testHost(), inject)
+	if err != nil || !slices.Contains(spec.Process.Env, "CDI=a,b") {
+		t.Errorf("%v: %v", err, spec.Process.Env)
+	}
+}
+
+func TestUnlimitedPids(t *testing.T) {
+	t.Parallel()
+	r, err := NRIResourcesToOCI(&nri.LinuxResources{Pids: &nri.LinuxPids{Limit: -1}}, testHost())
+	if err != nil || r.Pids == nil || *r.Pids.Limit != -1 {
+		t.Errorf("%+v, %v", r.Pids, err)
+	}
+}
+
+func TestResourcesToOCI(t *testing.T) {
+	t.Parallel()
+	ptr := func(v int64) *int64 { return &v }
+	for _, tt := range []struct {
+		name string
+		in   *criv1.LinuxContainerResources
+		swap bool
+		want *specs.LinuxResources
+	}{
+		{"nothing", nil, true, &specs.LinuxResources{}},
+		{"memory", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(5)}}},
+		{"memory without swap control", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 9}, false, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5)}}},
+		{"swap", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 9}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(9)}}},
+		{"swap below memory", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 3}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(5)}}},
+		{"swap without limit", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: -1}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(-1)}}},
+		{"huge pages that cannot be limited", &criv1.LinuxContainerResources{HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB"}}}, true, &specs.LinuxResources{}},
+		{"processor", &criv1.LinuxContainerResources{CpuQuota: -1}, true, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: ptr(-1)}}},
+	} {
+		h := testHost()
+		h.Swap = tt.swap
+		got, err := ResourcesToOCI(tt.in, h)
+		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", tt.name, err, diff)
+		}
+	}
+}
+
+func TestMergeResources(t *testing.T) {
+	t.Parallel()
+	old := &criv1.LinuxContainerResources{
+		CpuShares: 1, MemoryLimitInBytes: 2, CpusetCpus: "0", OomScoreAdj: 3, Unified: map[string]string{"a": "1", "b": "1"},
+		HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 1}},
+	}
+	update := &criv1.LinuxContainerResources{
+		MemoryLimitInBytes: 5, Unified: map[string]string{"b": "2"}, HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 0}, {PageSize: "4MB", Limit: 4}},
+	}
+	want := &criv1.LinuxContainerResources{
+		CpuShares: 1, MemoryLimitInBytes: 5, CpusetCpus: "0", OomScoreAdj: 3, Unified: map[string]string{"a": "1", "b": "2"},
+		HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 0}, {PageSize: "1GB", Limit: 1}, {PageSize: "4MB", Limit: 4}},
+	}
+	if diff := cmp.Diff(want, MergeResources(old, update), protocmp.Transform()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if old.GetMemoryLimitInBytes() != 2 || old.GetUnified()["b"] != "1" || old.GetHugepageLimits()[0].GetLimit() != 1 {
+		t.Errorf("the old values were changed: %v", old)
+	}
+	if diff := cmp.Diff(old, MergeResources(old, nil), protocmp.Transform()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(old, MergeResources(nil, old), protocmp.Transform()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestResourcesSurviveTheWayThroughNRI makes resources, looks at them as a plugin does and
+// takes over what it saw.
+func TestResourcesSurviveTheWayThroughNRI(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		number := rapid.Int64Range(0, 1<<40)
+		in := &criv1.LinuxContainerResources{
+			CpuPeriod: number.Draw(t, "period"), CpuQuota: number.Draw(t, "quota"), CpuShares: number.Draw(t, "shares"),
+			MemoryLimitInBytes: number.Draw(t, "memory"), CpusetCpus: rapid.StringMatching("[0-9]?").Draw(t, "cpus"),
+		}
+		seen := CRIToNRIResources(in)
+		if diff := cmp.Diff(in, NRIToCRIResources(seen), protocmp.Transform()); diff != "" {
+			t.Fatalf("(-want +got):\n%s", diff)
+		}
+		fromCRI, err := ResourcesToOCI(in, testHost())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fromNRI, err := NRIResourcesToOCI(seen, testHost())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(fromCRI, fromNRI); diff != "" {
+			t.Fatalf("(-cri +nri):\n%s", diff)
+		}
+		merged := &specs.LinuxResources{}
+		MergeOCIResources(merged, fromCRI)
+		MergeOCIResources(merged, fromCRI)
+		if diff := cmp.Diff(fromCRI, merged); diff != "" {
+			t.Fatalf("merging twice (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestPodToNRI(t *testing.T) {
+	t.Parallel()
+	config := input().SandboxConfig
+	config.Labels = map[string]string{"l": "1"}
+	config.Linux.CgroupParent = "/kubepods/pod1"
+	config.Linux.Overhead = &criv1.LinuxContainerResources{MemoryLimitInBytes: 7}
+	got := PodToNRI(&recordv1.Sandbox{
+		Id: "id", Config: config, RuntimeHandler: "runc", NetnsPath: "/run/ns/net", Ips: []string{"10.0.0.1"}, Pid: 7,
+		Namespaces: map[string]string{"ipc": "/run/ns/ipc"},
+	})
+	want := &nri.PodSandbox{
+		Id: "id", Name: "web", Uid: "u-1", Namespace: "default", Labels: map[string]string{"l": "1"}, RuntimeHandler: "runc",
+		Ips: []string{"10.0.0.1"}, Pid: 7,
+		Linux: &nri.LinuxPodSandbox{
+			CgroupParent: "/kubepods/pod1", PodOverhead: &nri.LinuxResources{Cpu: &nri.LinuxCPU{}, Memory: &nri.LinuxMemory{Limit: nri.Int64(int64(7))}},
+			Namespaces: []*nri.LinuxNamespace{{Type: "ipc", Path: "/run/ns/ipc"}, {Type: "network", Path: "/run/ns/net"}},
+		},
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestContainerToNRI(t *testing.T) {
+	t.Parallel()
+	spec := adjustable(t)
+	in := input()
+	in.Config.Image = &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "app:1"}
+	in.Config.Annotations = map[string]string{"own": "1"}
+	at := time.Unix(5, 6)
+	got := ContainerToNRI(&recordv1.Container{
+		Id: "id", SandboxId: "pod", State: recordv1.ContainerState_CONTAINER_STATE_EXITED, Config: in.Config,
+		CreatedAt: timestamppb.New(at), ExitCode: 3, Reason: "Error", ImageId: "sha256:1", ImageRef: "app@sha256:2",
+	}, spec)
+	if got.GetState() != nri.ContainerState_CONTAINER_STOPPED || got.GetCreatedAt() != at.UnixNano() || got.GetStartedAt() != 0 ||
+		got.GetExitCode() != 3 || got.GetStatusReason() != "Error" || got.GetName() != "app" || got.GetPodSandboxId() != "pod" {
+		t.Errorf("container %v", got)
+	}
+	if i := got.GetImage(); i.GetName() != "app:1" || i.GetDigest() != "sha256:2" || i.GetConfigDigest() != "sha256:1" {
+		t.Errorf("image %v", i)
+	}
+	if got.GetAnnotations()["own"] != "1" || got.GetAnnotations()[annotationType] != typeContainer {
+		t.Errorf("annotations %v", got.GetAnnotations())
+	}
+	if got.GetLinux().GetResources().GetMemory().GetLimit().GetValue() != 1<<20 || len(got.GetMounts()) != len(spec.Mounts) ||
+		len(got.GetLinux().GetDevices()) != 1 || got.GetRlimits()[0].GetHard() != 20 || !slices.Equal(got.GetArgs(), spec.Process.Args) {
+		t.Errorf("container %v", got)
+	}
+	empty := ContainerToNRI(&recordv1.Container{}, &specs.Spec{})
+	if empty.GetState() != nri.ContainerState_CONTAINER_UNKNOWN {
+		t.Errorf("empty %v", empty)
+	}
+}

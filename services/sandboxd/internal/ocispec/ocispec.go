@@ -1,0 +1,213 @@
+// Package ocispec makes the OCI runtime specification of containers and applies to it what
+// NRI plugins want changed.
+//
+// The specification depends only on the input, on what the input's paths point to (mount
+// sources, devices, profiles), and on the facts of the host that [ProbeHost] found once.
+// Nothing is changed on the node except that a missing mount source may be made as a folder;
+// [Result.Undo] takes that back. The package starts no process and keeps no state; all of it
+// may be called concurrently.
+//
+// Where the CRI text leaves a choice the habits of Kubernetes nodes are followed:
+//   - A missing mount source is made as a folder, because kubelet and the conformance tests
+//     rely on it; [Options.RejectMissingMountSources] gives the error that the CRI text asks for.
+//   - Masked and read-only paths are exactly those of the request, because an empty list is
+//     how kubelet asks for an unmasked /proc.
+//   - HOME is left to the OCI runtime, which takes it from the image's user file.
+package ocispec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// Input is everything that the specification of a container is made from.
+type Input struct {
+	// ID is the container's id.
+	ID string
+	// Config is the container's configuration as kubelet sent it.
+	Config *criv1.ContainerConfig
+	// SandboxID and SandboxConfig describe the container's pod.
+	SandboxID     string
+	SandboxConfig *criv1.PodSandboxConfig
+	// Namespaces are the paths of the pod's namespaces by OCI type: "network", "ipc", "uts",
+	// "user". A type that the pod shares with the node is absent.
+	Namespaces map[string]string
+	// PIDNamespace is the PID namespace to join: the pod's if the container shares it, or
+	// the target container's. It is not used for other modes.
+	PIDNamespace string
+	// Files are the pod's files to mount.
+	Files pod.SandboxFiles
+	// Image and Accounts are of the container's image.
+	Image    pod.Image
+	Accounts pod.Accounts
+	// ImageMounts are the folders in which image volumes are mounted on the node, by
+	// container path of the CRI mount that asks for them.
+	ImageMounts map[string]string
+	// Volumes are mounts for the volumes that the image declares. The ones of the request
+	// win over them.
+	Volumes []*criv1.Mount
+	// Handler is the runtime handler.
+	Handler pod.Handler
+	// CgroupsPath is the container's cgroup, see [CgroupsPath].
+	CgroupsPath string
+}
+
+// Options are the node's policies.
+type Options struct {
+	// UnsetSeccomp is the profile of containers that name none: "runtime/default",
+	// "localhost/<path>", or empty for unconfined.
+	UnsetSeccomp string
+	// AppArmorProfile is the name of the loaded profile that stands for the runtime's
+	// default; empty means that there is none and such containers run unconfined.
+	AppArmorProfile string
+	// RejectMissingMountSources makes a missing mount source an error.
+	RejectMissingMountSources bool
+	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
+	Rlimits map[string]Rlimit
+	// InjectCDI adds CDI devices to a specification; nil means that CDI is not available.
+	InjectCDI func(*specs.Spec, []string) error
+}
+
+// Rlimit is a POSIX resource limit.
+type Rlimit struct {
+	Soft, Hard uint64
+}
+
+// Result is what is known of a container besides its specification.
+type Result struct {
+	// User is the user and the groups of the first process.
+	User *criv1.ContainerUser
+	// StopSignal is the name of the signal that stops the container, such as "SIGTERM".
+	StopSignal string
+	// CreatedPaths are the folders made for missing mount sources, parents last.
+	CreatedPaths []string
+}
+
+// Undo removes the folders that were made for the container, as far as they are empty.
+func (r Result) Undo() {
+	for _, path := range r.CreatedPaths {
+		if os.Remove(path) != nil {
+			return // used by somebody in the meantime, and so are its parents
+		}
+	}
+}
+
+// Builder makes specifications under fixed policies on one host.
+type Builder struct {
+	host Host
+	opts Options
+}
+
+// New returns a builder.
+func New(host Host, opts Options) *Builder {
+	return &Builder{host: host, opts: opts}
+}
+
+// Host returns the facts that the builder goes by.
+func (b *Builder) Host() Host { return b.host }
+
+// Build makes the specification of a container. After an error nothing is left behind.
+// Errors: ErrInvalidArgument for what the request has wrong, ErrFailedPrecondition for what
+// the host cannot do, ErrNotFound for a missing device, profile or mount source.
+func (b *Builder) Build(in Input) (*specs.Spec, Result, error) {
+	spec, err := base(in.Handler.BaseSpec)
+	if err != nil {
+		return nil, Result{}, err
+	}
+	d := &draft{Builder: b, in: in, spec: spec, sc: in.Config.GetLinux().GetSecurityContext()}
+	for _, step := range []func() error{
+		d.check, d.process, d.user, d.capabilities, d.namespaces, d.resources, d.devices,
+		d.mounts, d.security, d.annotations, d.cdi,
+	} {
+		if err := step(); err != nil {
+			d.result.Undo()
+			return nil, Result{}, err
+		}
+	}
+	return spec, d.result, nil
+}
+
+// draft is a specification in the making.
+type draft struct {
+	*Builder
+
+	in     Input
+	sc     *criv1.LinuxContainerSecurityContext
+	spec   *specs.Spec
+	result Result
+}
+
+func (d *draft) privileged() bool { return d.sc.GetPrivileged() }
+
+// check refuses what cannot be made at all.
+func (d *draft) check() error {
+	if d.in.Config == nil || d.in.SandboxConfig == nil {
+		return fmt.Errorf("container %q: configuration is missing: %w", d.in.ID, errdefs.ErrInvalidArgument)
+	}
+	if d.privileged() && !d.in.SandboxConfig.GetLinux().GetSecurityContext().GetPrivileged() {
+		return fmt.Errorf("privileged container in a pod that is not privileged: %w", errdefs.ErrInvalidArgument)
+	}
+	d.spec.Root = &specs.Root{Path: "rootfs", Readonly: d.sc.GetReadonlyRootfs()}
+	d.spec.Linux.CgroupsPath = d.in.CgroupsPath
+	return nil
+}
+
+func (d *draft) cdi() error {
+	var names []string
+	for _, dev := range d.in.Config.GetCDIDevices() {
+		names = append(names, dev.GetName())
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return injectCDI(d.spec, names, d.opts.InjectCDI)
+}
+
+func injectCDI(spec *specs.Spec, names []string, inject func(*specs.Spec, []string) error) error {
+	if inject == nil {
+		return fmt.Errorf("CDI devices %q: CDI is not enabled: %w", names, errdefs.ErrFailedPrecondition)
+	}
+	if err := inject(spec, names); err != nil {
+		return fmt.Errorf("CDI devices %q: %w: %w", names, err, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// base returns the specification that containers start from, without any mount, or the one
+// in a file.
+func base(path string) (*specs.Spec, error) {
+	if path == "" {
+		return &specs.Spec{
+			Version: specs.Version,
+			Process: &specs.Process{},
+			Linux:   &specs.Linux{},
+		}, nil
+	}
+	raw, err := os.ReadFile(path) //nolint:gosec // named by the configuration
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("base specification %s: %w", path, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("base specification: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(raw, spec); err != nil {
+		return nil, fmt.Errorf("base specification %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+	}
+	if spec.Process == nil {
+		spec.Process = &specs.Process{}
+	}
+	if spec.Linux == nil {
+		spec.Linux = &specs.Linux{}
+	}
+	return spec, nil
+}

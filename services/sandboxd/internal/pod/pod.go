@@ -1,0 +1,161 @@
+// Package pod is the domain of sandboxd: sandboxes, containers, images and what is known
+// of them, their states and the rules between the states.
+//
+// It holds values only. Nothing in it starts a process, opens a file or talks to another
+// process, and none of its types is safe for concurrent use unless it says so.
+package pod
+
+import (
+	"io"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Namespace is the containerd namespace that shims and events are given, so that
+// containerd's tools find what they expect.
+const Namespace = "k8s.io"
+
+// AnnotationSandboxID is the annotation in a bundle's config.json by which a shim groups
+// containers into one process.
+const AnnotationSandboxID = "io.kubernetes.cri.sandbox-id"
+
+// Reasons of an ended container, in the words that kubelet knows.
+const (
+	ReasonCompleted  = "Completed"
+	ReasonError      = "Error"
+	ReasonOOMKilled  = "OOMKilled"
+	ReasonStartError = "StartError"
+	ReasonUnknown    = "Unknown"
+)
+
+// Exit codes with a meaning of their own.
+const (
+	// ExitCodeStartError is the code of a container whose first process never ran.
+	ExitCodeStartError = 128
+	// ExitCodeUnknown is the code of a container whose end nobody saw.
+	ExitCodeUnknown = 255
+)
+
+// Image is an image of the node as the engine needs it.
+type Image struct {
+	// ID is the digest of the image's configuration, "sha256:…".
+	ID string
+	// Ref is a digest reference "name@sha256:…", or the ID if the image has none.
+	Ref string
+	// Name is the reference that the caller gave, normalised.
+	Name string
+	// ChainID is the name of the snapshot of the topmost layer.
+	ChainID string
+	// Snapshotter holds the unpacked layers.
+	Snapshotter string
+	// Config is the configuration part of the image configuration.
+	Config ocispec.ImageConfig
+}
+
+// Accounts are the user and group files of an image, already read with care: bounded in
+// size and resolved inside the image's root. A missing file is empty.
+type Accounts struct {
+	// Passwd is the content of /etc/passwd.
+	Passwd []byte
+	// Group is the content of /etc/group.
+	Group []byte
+}
+
+// Handler is a configured runtime handler (RuntimeClass) with everything that it needs.
+type Handler struct {
+	// Name is the handler's name in the configuration.
+	Name string
+	// RuntimeType is the shim's type, such as "io.containerd.runc.v2".
+	RuntimeType string
+	// ShimPath is the shim's binary; empty means it is found by its type in PATH.
+	ShimPath string
+	// BinaryName is the OCI runtime that a runc-like shim drives; empty for its default.
+	BinaryName string
+	// Root is the OCI runtime's state folder; empty for the shim's default.
+	Root string
+	// SystemdCgroup selects the systemd cgroup driver.
+	SystemdCgroup bool
+	// Options are further shim options, passed as they are (TOML) to shims that are not
+	// runc-like.
+	Options map[string]any
+	// Sandboxer selects the controller: "podsandbox" or "shim".
+	Sandboxer string
+	// Snapshotter for root file systems; empty for the node's default.
+	Snapshotter string
+	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of annotations
+	// that are passed through to the OCI specification.
+	PodAnnotations       []string
+	ContainerAnnotations []string
+	// PrivilegedWithoutHostDevices keeps host devices out of privileged containers.
+	PrivilegedWithoutHostDevices bool
+	// BaseSpec is the path of an OCI specification that every container starts from;
+	// empty for the built-in one.
+	BaseSpec string
+}
+
+// Stdio are the standard streams that a shim connects a process to.
+type Stdio struct {
+	// Stdin, Stdout and Stderr are FIFO paths or URIs; empty means none.
+	Stdin, Stdout, Stderr string
+	// Terminal says that the process has a terminal; Stderr is then empty.
+	Terminal bool
+}
+
+// Exit is the end of a process.
+type Exit struct {
+	// Pid is the process id it had.
+	Pid uint32
+	// Code is the exit code, 128 plus the signal for a killed process.
+	Code uint32
+	// At is when it ended.
+	At time.Time
+}
+
+// Streams are the ends of a client that is connected to a process. A nil stream is not
+// connected. Closing is the caller's business.
+type Streams struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize struct {
+	Width, Height uint32
+}
+
+// SandboxFiles are the files that the runtime makes for a pod and mounts into its
+// containers. Paths are absolute; an empty one is not mounted.
+type SandboxFiles struct {
+	Hosts, Hostname, ResolvConf, Shm string
+}
+
+// NetworkRequest is what is needed to attach a sandbox to its networks, and, after any
+// restart, to detach it again.
+type NetworkRequest struct {
+	// SandboxID is the CNI container id.
+	SandboxID string
+	// Config is the sandbox's configuration: metadata, port mappings, annotations, DNS.
+	Config *criv1.PodSandboxConfig
+	// NetnsPath is the pinned network namespace.
+	NetnsPath string
+	// Handler is the name of the runtime handler.
+	Handler string
+}
+
+// NetworkResult is what attaching gave.
+type NetworkResult struct {
+	// IPs are the pod's addresses, the primary one first.
+	IPs []string
+	// Raw is the CNI result in JSON; kept for the teardown and for the verbose status.
+	Raw []byte
+}
+
+// ShortID is a name for humans and logs: the first 13 characters of an id.
+func ShortID(id string) string {
+	if len(id) > 13 {
+		return id[:13]
+	}
+	return id
+}

@@ -1,0 +1,338 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
+)
+
+// lockedBuffer is a log that can be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func newManager(t *testing.T, dir string) (*Manager, *lockedBuffer) {
+	t.Helper()
+	log := &lockedBuffer{}
+	m, err := New(t.Context(), Config{
+		Dir:          filepath.Join(dir, "shims"),
+		SocketDir:    filepath.Join(dir, "s"),
+		EventsSocket: filepath.Join(dir, "events.sock"),
+		Timeouts:     Timeouts{Start: time.Second, Connect: time.Second, Load: time.Second, Cleanup: 2 * time.Second, Shutdown: time.Second},
+	}, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return m, log
+}
+
+func startFake(t *testing.T, m *Manager, h pod.Handler) (*Instance, error) {
+	t.Helper()
+	i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: h, Config: []byte("{}")})
+	if err != nil {
+		return nil, err
+	}
+	return i, i.Start(t.Context())
+}
+
+func TestBadShims(t *testing.T) {
+	dir := shimtest.Dir(t)
+	notExecutable := filepath.Join(dir, "not-executable")
+	if err := os.WriteFile(notExecutable, []byte("#!/bin/sh\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	notBinary := filepath.Join(dir, "not-binary")
+	if err := os.WriteFile(notBinary, []byte("no program"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m, _ := newManager(t, dir)
+	for _, tc := range []struct {
+		name    string
+		handler pod.Handler
+		is      func(error) bool
+		says    string
+	}{
+		{"missing", pod.Handler{RuntimeType: "x.y.v1", ShimPath: filepath.Join(dir, "missing")}, errdefs.IsFailedPrecondition, "no such file"},
+		{"not in path", pod.Handler{RuntimeType: "io.containerd.nowhere.v1"}, errdefs.IsFailedPrecondition, "containerd-shim-nowhere-v1"},
+		{"bad type", pod.Handler{RuntimeType: "nowhere"}, errdefs.IsInvalidArgument, "nowhere"},
+		{"not executable", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notExecutable}, errdefs.IsFailedPrecondition, "permission denied"},
+		{"not a binary", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notBinary}, errdefs.IsFailedPrecondition, "exec format"},
+		{"exit 1", shimtest.Fake(t, dir, "exit1", ""), errdefs.IsInternal, "no hypervisor found"},
+		{"garbage", shimtest.Fake(t, dir, "garbage", ""), errdefs.IsInternal, "too long"},
+		{"empty", shimtest.Fake(t, dir, "empty", ""), errdefs.IsInternal, "no address"},
+		{"hangs", shimtest.Fake(t, dir, "hang", ""), errdefs.IsUnavailable, "no answer within"},
+		{"nobody listens", shimtest.Fake(t, dir, "nobody", ""), errdefs.IsUnavailable, "no connection within"},
+		{"mute", shimtest.Fake(t, dir, "mute", ""), errdefs.IsUnavailable, "no connection within"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			began := time.Now()
+			i, err := startFake(t, m, tc.handler)
+			if !tc.is(err) || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v", err)
+			}
+			if d := time.Since(began); d > 8*time.Second {
+				t.Errorf("took %s", d)
+			}
+			if i == nil {
+				return
+			}
+			if _, err := m.Get(i.ID()); !errdefs.IsNotFound(err) {
+				t.Errorf("still known: %v", err)
+			}
+			if err := m.Shutdown(t.Context(), i.ID()); err != nil {
+				t.Errorf("shutdown: %v", err)
+			}
+		})
+	}
+	for _, sub := range []string{"shims", "s"} {
+		if left, _ := os.ReadDir(filepath.Join(dir, sub)); len(left) > 0 {
+			t.Errorf("left in %s: %v", sub, left)
+		}
+	}
+	if procs := processesOf(filepath.Join(dir, "fakeshim")); len(procs) > 0 {
+		t.Errorf("processes left: %v", procs)
+	}
+}
+
+// processesOf lists the processes of a program.
+func processesOf(binary string) []string {
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	var out []string
+	for _, l := range links {
+		if target, err := os.Readlink(l); err == nil && target == binary {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func TestAnswersOfAllKinds(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, log := newManager(t, dir)
+	for mode, version := range map[string]int{"plain": 2, "json": 3, "proto": 3, "downgrade": 2, "grpc": 3} {
+		t.Run(mode, func(t *testing.T) {
+			i, err := startFake(t, m, shimtest.Fake(t, dir, mode, ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			st := i.Status()
+			if !st.Alive || st.Pid == 0 || st.Endpoint.Version != version {
+				t.Errorf("status %+v, want version %d", st, version)
+			}
+			if err := m.Shutdown(t.Context(), i.ID()); err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-i.Ended():
+			default:
+				t.Error("not ended")
+			}
+		})
+	}
+	if !strings.Contains(log.String(), "fake shim serves") {
+		t.Error("log of the shim is not in ours")
+	}
+	if procs := processesOf(filepath.Join(dir, "fakeshim")); len(procs) > 0 {
+		t.Errorf("processes left: %v", procs)
+	}
+}
+
+func TestShimThatDies(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	i, err := startFake(t, m, shimtest.Fake(t, dir, "dies", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-i.Ended():
+	case <-time.After(10 * time.Second):
+		t.Fatal("death not seen")
+	}
+	if st := i.Status(); st.Alive || !st.Ended || st.DiedAt.IsZero() {
+		t.Errorf("status %+v", st)
+	}
+	if err := m.Shutdown(t.Context(), i.ID()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReloadStates(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	good, err := startFake(t, m, shimtest.Fake(t, dir, "proto", "shim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func() string {
+		i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: shimtest.Fake(t, dir, "proto", ""), Config: []byte("{}")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.Bundle().Dir()
+	}
+	write := func(dir, name, content string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	neverStarted := create()
+	cut := create()
+	write(cut, bootstrapFile, `{"version":3,"addr`)
+	stale := create()
+	write(stale, bootstrapFile, `{"version":3,"address":"unix://`+filepath.Join(dir, "s", "stale")+`","protocol":"ttrpc"}`)
+	otherBoot := create()
+	write(otherBoot, "sandbox.json", `{"boot_id":"another"}`)
+	noMeta := create()
+	write(noMeta, "sandbox.json", `{`)
+	if err := os.Mkdir(filepath.Join(dir, "shims", ".new-rest"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	m2, _ := newManager(t, dir)
+	loaded, err := m2.Reload(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{
+		good.ID(): true, filepath.Base(neverStarted): false, filepath.Base(cut): false, filepath.Base(stale): false,
+		filepath.Base(otherBoot): false, filepath.Base(noMeta): false,
+	}
+	if len(loaded) != len(want) {
+		t.Errorf("loaded %+v", loaded)
+	}
+	for _, l := range loaded {
+		if alive, ok := want[l.SandboxID]; !ok || alive != l.Alive || alive != (l.Err == nil) {
+			t.Errorf("loaded %+v, want alive=%v", l, alive)
+		}
+		i, err := m2.Get(l.SandboxID)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if l.Alive && i.Meta().Sandboxer != "shim" {
+			t.Errorf("meta %+v", i.Meta())
+		}
+		if err := m2.Shutdown(t.Context(), l.SandboxID); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// A shim that accepts connections and never answers delays only itself, and is used again
+// when its process is replaced by nothing: it stays known until it is shut down.
+func TestReloadMuteShim(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	good, err := startFake(t, m, shimtest.Fake(t, dir, "proto", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	muteHandler := shimtest.Fake(t, dir, "mute", "")
+	i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: muteHandler, Config: []byte("{}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := m.start(t.Context(), muteHandler.ShimPath, i.ID(), i.Bundle().Dir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := parseAnswer(answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writeBootstrap(i.Bundle().Dir(), e); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m2, _ := newManager(t, dir)
+	began := time.Now()
+	loaded, err := m2.Reload(t.Context())
+	if err != nil || len(loaded) != 2 {
+		t.Fatalf("%+v, %v", loaded, err)
+	}
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("took %s", d)
+	}
+	for _, l := range loaded {
+		if l.Err != nil || l.Alive != (l.SandboxID == good.ID()) {
+			t.Errorf("loaded %+v", l)
+		}
+	}
+	mute, err := m2.Get(i.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := mute.Settle(ctx); err == nil {
+		t.Error("settled")
+	}
+	for _, l := range loaded {
+		if err := m2.Shutdown(t.Context(), l.SandboxID); err != nil {
+			t.Error(err)
+		}
+	}
+	if procs := processesOf(filepath.Join(dir, "fakeshim")); len(procs) > 0 {
+		t.Errorf("processes left: %v", procs)
+	}
+}
+
+func TestShutdownDuringStart(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	m.cfg.Timeouts.Start = 30 * time.Second
+	i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: shimtest.Fake(t, dir, "hang", ""), Config: []byte("{}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- i.Start(t.Context()) }()
+	time.Sleep(200 * time.Millisecond)
+	if err := m.Shutdown(t.Context(), i.ID()); err != nil {
+		t.Error(err)
+	}
+	if err := <-started; !errdefs.IsAborted(err) {
+		t.Errorf("start: %v", err)
+	}
+	if procs := processesOf(filepath.Join(dir, "fakeshim")); len(procs) > 0 {
+		t.Errorf("processes left: %v", procs)
+	}
+}

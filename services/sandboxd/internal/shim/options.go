@@ -1,0 +1,102 @@
+package shim
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	"github.com/pelletier/go-toml/v2"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// runcType is the type of the shims that take the options of runc.
+const runcType = "io.containerd.runc."
+
+// Options encodes the runtime options of a handler for its shim; nil if it has none.
+func Options(h pod.Handler) (*anypb.Any, error) {
+	var options proto.Message
+	switch {
+	case strings.HasPrefix(h.RuntimeType, runcType):
+		options = &runcoptions.Options{
+			BinaryName:    h.BinaryName,
+			Root:          h.Root,
+			SystemdCgroup: h.SystemdCgroup,
+		}
+	case len(h.Options) == 0:
+		return nil, nil
+	default:
+		o, err := genericOptions(h.Options)
+		if err != nil {
+			return nil, fmt.Errorf("options of runtime handler %q: %w: %w", h.Name, err, errdefs.ErrInvalidArgument)
+		}
+		options = o
+	}
+	encoded, err := typeurl.MarshalAnyToProto(options)
+	if err != nil {
+		return nil, fmt.Errorf("options of runtime handler %q: %w", h.Name, err)
+	}
+	return encoded, nil
+}
+
+// genericOptions passes a configuration to a shim whose options are not known here: either
+// the keys TypeUrl, ConfigPath and ConfigBody, or all of it as a TOML document.
+func genericOptions(in map[string]any) (*runtimeoptions.Options, error) {
+	o := &runtimeoptions.Options{}
+	text := map[string]*string{"TypeUrl": &o.TypeUrl, "ConfigPath": &o.ConfigPath}
+	rest := map[string]any{}
+	for k, v := range in {
+		s, isText := v.(string)
+		switch field := text[k]; {
+		case field != nil && isText:
+			*field = s
+		case k == "ConfigBody" && isText:
+			o.ConfigBody = []byte(s)
+		case field != nil || k == "ConfigBody":
+			return nil, fmt.Errorf("%s is not a string", k)
+		default:
+			rest[k] = v
+		}
+	}
+	if len(rest) == 0 {
+		return o, nil
+	}
+	if o.ConfigBody != nil || o.ConfigPath != "" {
+		return nil, fmt.Errorf("has keys beside ConfigPath or ConfigBody")
+	}
+	body, err := toml.Marshal(rest)
+	if err != nil {
+		return nil, err
+	}
+	o.ConfigBody = body
+	return o, nil
+}
+
+// Binary finds the shim's binary of a handler. It fails with ErrFailedPrecondition if there
+// is none and with ErrInvalidArgument if the type of the shim has no such form as
+// "io.containerd.runc.v2".
+func Binary(h pod.Handler) (string, error) {
+	if h.ShimPath != "" {
+		if !filepath.IsAbs(h.ShimPath) {
+			return "", fmt.Errorf("shim path %q of runtime handler %q is not absolute: %w", h.ShimPath, h.Name, errdefs.ErrInvalidArgument)
+		}
+		return h.ShimPath, nil
+	}
+	parts := strings.Split(h.RuntimeType, ".")
+	if len(parts) < 2 || parts[0] == "" || strings.Contains(h.RuntimeType, "/") {
+		return "", fmt.Errorf("runtime type %q of runtime handler %q: %w", h.RuntimeType, h.Name, errdefs.ErrInvalidArgument)
+	}
+	name := fmt.Sprintf("containerd-shim-%s-%s", parts[len(parts)-2], parts[len(parts)-1])
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("shim of runtime handler %q: %w: %w", h.Name, err, errdefs.ErrFailedPrecondition)
+	}
+	return filepath.Abs(path)
+}

@@ -1,0 +1,148 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+)
+
+// Loaded is what Reload found of one sandbox.
+type Loaded struct {
+	// SandboxID is the id of the sandbox.
+	SandboxID string
+	// Alive says that the shim answers. If it is false and Err is nil, the shim lives but
+	// did not answer in time; the connection comes by itself when it does.
+	Alive bool
+	// Err says why a shim is dead. What it left was cleaned up; the exits of its containers
+	// can be asked for.
+	Err error
+	// Containers are those that have a bundle.
+	Containers []string
+}
+
+// Reload connects to the shims of all bundles, side by side, each within its own limit, and
+// cleans up after those that are dead. It is called once, before anything else.
+func (m *Manager) Reload(ctx context.Context) ([]Loaded, error) {
+	if err := bundle.Sweep(m.cfg.Dir); err != nil {
+		m.log.WarnContext(ctx, "rests of bundles", slog.String("error", err.Error()))
+	}
+	ids, err := bundle.List(m.cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("shim bundles: %w", err)
+	}
+	loaded := make([]Loaded, len(ids))
+	var wg sync.WaitGroup
+	for n, id := range ids {
+		wg.Go(func() { loaded[n] = m.load(ctx, id) })
+	}
+	wg.Wait()
+	m.sweepSockets(ctx)
+	return loaded, nil
+}
+
+// load brings one sandbox back.
+func (m *Manager) load(ctx context.Context, id string) Loaded {
+	out := Loaded{SandboxID: id}
+	b, err := bundle.Open(m.cfg.Dir, id)
+	if err != nil {
+		out.Err = err
+		return out
+	}
+	out.Containers, _ = b.Containers()
+	meta, metaErr := b.Meta()
+	i := m.newInstance(b, meta)
+	m.mu.Lock()
+	m.shims[id] = i
+	m.mu.Unlock()
+
+	e, bootErr := readBootstrap(b.Dir())
+	i.mu.Lock()
+	i.endpoint = e
+	i.mu.Unlock()
+	switch {
+	case metaErr != nil:
+		err = metaErr
+	case meta.BootID != m.bootID:
+		err = fmt.Errorf("the machine was restarted: %w", errdefs.ErrNotFound)
+	case bootErr != nil:
+		err = bootErr
+	default:
+		err = i.resume(ctx)
+	}
+	if err == nil {
+		out.Alive = i.Status().Alive
+		m.watch(i)
+		return out
+	}
+	i.log.WarnContext(ctx, "shim not found again", slog.String("error", err.Error()))
+	out.Err = err
+	kctx, cancel := context.WithTimeout(ctx, m.cfg.Timeouts.Cleanup)
+	defer cancel()
+	if err := killIn(kctx, b.Dir()); err != nil {
+		out.Err = errors.Join(out.Err, err)
+	}
+	i.bury(ctx)
+	return out
+}
+
+// resume connects to a shim that an earlier process started. It returns nil for a shim
+// whose process exists but does not answer.
+func (i *Instance) resume(ctx context.Context) error {
+	if err := i.openLog(); err != nil {
+		i.log.WarnContext(ctx, "shim log", slog.String("error", err.Error()))
+	}
+	err := i.tryConnect(ctx)
+	if err == nil || errors.Is(err, errNoListener) || len(processesIn(i.bundle.Dir())) == 0 {
+		return err
+	}
+	i.log.WarnContext(ctx, "shim does not answer", slog.String("error", err.Error()))
+	i.set(stateLost)
+	return nil
+}
+
+// sweepSockets removes sockets that no shim listens on any more.
+func (m *Manager) sweepSockets(ctx context.Context) {
+	if m.cfg.SocketDir == "" {
+		return
+	}
+	entries, err := os.ReadDir(m.cfg.SocketDir)
+	if err != nil {
+		return
+	}
+	used := map[string]bool{}
+	for _, i := range m.All() {
+		i.mu.Lock()
+		used[i.endpoint.SocketPath()] = i.state != stateDead
+		i.mu.Unlock()
+	}
+	for _, e := range entries {
+		path := filepath.Join(m.cfg.SocketDir, e.Name())
+		if e.Type() != os.ModeSocket || used[path] {
+			continue
+		}
+		if unused(ctx, path) {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+// unused says whether nobody accepts connections on a socket.
+func unused(ctx context.Context, path string) bool {
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return errors.Is(err, os.ErrNotExist) || isRefused(err)
+	}
+	_ = c.Close()
+	return false
+}

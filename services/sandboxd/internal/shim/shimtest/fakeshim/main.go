@@ -1,0 +1,197 @@
+// Command fakeshim is a shim for tests that behaves well or badly after its name: it is
+// linked as containerd-shim-<mode>-v1. It runs no containers.
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
+	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
+	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+func main() {
+	if err := run(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	mode := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(args[0]), "containerd-shim-"), "-v1")
+	switch args[len(args)-1] {
+	case "serve":
+		return serve(mode)
+	case "delete":
+		return nil
+	case "start":
+		return start(mode)
+	default:
+		return fmt.Errorf("unknown action")
+	}
+}
+
+const socketName = "fake.sock"
+
+func start(mode string) error {
+	stdin, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	var params bootapi.BootstrapParams
+	if err := proto.Unmarshal(stdin, &params); err != nil || params.GetInstanceID() == "" {
+		return fmt.Errorf("no parameters: %w", err)
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	address := "unix://" + filepath.Join(dir, socketName)
+	switch mode {
+	case "exit1":
+		return fmt.Errorf("no hypervisor found")
+	case "garbage":
+		_, err := os.Stdout.Write(bytes.Repeat([]byte("rubbish\n"), 10<<20/8))
+		return err
+	case "empty":
+		return nil
+	case "hang":
+		// A child that has left the process group must not survive either.
+		if err := daemon("mute"); err != nil {
+			return err
+		}
+		time.Sleep(time.Hour)
+		return nil
+	case "nobody":
+	default:
+		if err := daemon(mode); err != nil {
+			return err
+		}
+	}
+	return answer(mode, address)
+}
+
+func answer(mode, address string) error {
+	protocol := "ttrpc"
+	switch mode {
+	case "plain":
+		_, err := fmt.Print(address)
+		return err
+	case "json":
+		_, err := fmt.Printf(`{"version":3,"address":%q,"protocol":"ttrpc"}`, address)
+		return err
+	case "grpc":
+		protocol = "grpc"
+	}
+	out, err := proto.Marshal(&bootapi.BootstrapResult{Version: 3, Address: address, Protocol: protocol})
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(out)
+	return err
+}
+
+// daemon starts the serving process and waits for its socket.
+func daemon(mode string) error {
+	cmd := exec.Command(os.Args[0], "serve")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	for range 500 {
+		if _, err := os.Stat(socketName); err == nil {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return fmt.Errorf("%s does not serve", mode)
+}
+
+func serve(mode string) error {
+	l, err := net.Listen("unix", socketName)
+	if err != nil {
+		return err
+	}
+	if log, err := os.OpenFile("log", os.O_WRONLY, 0); err == nil {
+		fmt.Fprintln(log, `level=warning msg="fake shim serves"`)
+	}
+	switch mode {
+	case "mute", "hang":
+		for {
+			if _, err := l.Accept(); err != nil {
+				return err
+			}
+		}
+	case "dies":
+		time.AfterFunc(time.Second, func() { os.Exit(3) })
+	case "grpc":
+		s := grpc.NewServer()
+		taskv3.RegisterTaskServer(s, grpcTask{})
+		return s.Serve(l)
+	}
+	s, err := ttrpc.NewServer()
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case "plain", "downgrade":
+		taskv2.RegisterTTRPCTaskService(s, v2{})
+	default:
+		taskv3.RegisterTTRPCTaskService(s, v3{})
+	}
+	if mode == "sandbox" {
+		sandboxapi.RegisterTTRPCSandboxService(s, &sandbox{stopped: make(chan struct{})})
+	}
+	return s.Serve(context.Background(), l)
+}
+
+// exitSoon ends the process after the answer is out.
+func exitSoon() { time.AfterFunc(20*time.Millisecond, func() { os.Exit(0) }) }
+
+type v2 struct{ taskv2.TTRPCTaskService }
+
+func (v2) Connect(context.Context, *taskv2.ConnectRequest) (*taskv2.ConnectResponse, error) {
+	return &taskv2.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
+}
+
+func (v2) Shutdown(context.Context, *taskv2.ShutdownRequest) (*emptypb.Empty, error) {
+	exitSoon()
+	return &emptypb.Empty{}, nil
+}
+
+type v3 struct{ taskv3.TTRPCTaskService }
+
+func (v3) Connect(context.Context, *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
+	return &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
+}
+
+func (v3) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
+	exitSoon()
+	return &emptypb.Empty{}, nil
+}
+
+type grpcTask struct{ taskv3.UnimplementedTaskServer }
+
+func (grpcTask) Connect(context.Context, *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
+	return &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
+}
+
+func (grpcTask) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
+	exitSoon()
+	return &emptypb.Empty{}, nil
+}

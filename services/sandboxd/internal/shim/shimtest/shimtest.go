@@ -1,0 +1,190 @@
+// Package shimtest holds what tests of shims need: a run folder, a root file system, OCI
+// specifications, and fake shims that misbehave in every way that is known. It is used by
+// tests only.
+package shimtest
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// Variables of the environment that name the real parts, if they are not in PATH.
+const (
+	envShim = "CRISP_TEST_SHIM"
+	envRunc = "CRISP_TEST_RUNC"
+)
+
+// Dir makes a run folder with a name that is short enough for sockets.
+func Dir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("run folder not removable: %v", err)
+		}
+	})
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// ID makes the id of a sandbox or container.
+func ID() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// Handler is the handler of the stock shim with the real runc. It skips the test if one of
+// them is missing or the test does not run as root.
+func Handler(t testing.TB, dir string) pod.Handler {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	return pod.Handler{
+		Name:        "runc",
+		RuntimeType: "io.containerd.runc.v2",
+		ShimPath:    part(t, envShim, "containerd-shim-runc-v2"),
+		BinaryName:  part(t, envRunc, "runc"),
+		Root:        filepath.Join(dir, "runc"),
+		Sandboxer:   "podsandbox",
+	}
+}
+
+func part(t testing.TB, env, name string) string {
+	t.Helper()
+	if path := os.Getenv(env); path != "" {
+		return path
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("needs %s in PATH or $%s", name, env)
+	}
+	return path
+}
+
+// Rootfs makes a root file system with a static busybox and returns its path.
+func Rootfs(t testing.TB, dir string) string {
+	t.Helper()
+	busybox, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		t.Skip("needs a static /bin/busybox")
+	}
+	root := filepath.Join(dir, "rootfs")
+	for _, d := range []string{"bin", "proc", "dev", "sys", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "bin", "busybox"), busybox, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, applet := range []string{"sh", "sleep", "true", "cat", "echo", "date", "seq", "kill", "head", "ps", "stty", "dd", "yes"} {
+		if err := os.Symlink("busybox", filepath.Join(root, "bin", applet)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// Spec is the OCI specification of a container.
+func Spec(t testing.TB, sandboxID, containerID string, terminal bool, args ...string) []byte {
+	t.Helper()
+	s := runtimespec.Spec{
+		Version:     runtimespec.Version,
+		Root:        &runtimespec.Root{Path: "rootfs"},
+		Annotations: map[string]string{pod.AnnotationSandboxID: sandboxID},
+		Process: &runtimespec.Process{
+			Args: args, Cwd: "/", Env: []string{"PATH=/bin"}, Terminal: terminal,
+			Capabilities: &runtimespec.LinuxCapabilities{},
+		},
+		Mounts: []runtimespec.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=64k"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"newinstance", "ptmxmode=0666", "mode=0620"}},
+		},
+		Linux: &runtimespec.Linux{
+			CgroupsPath: "/crisp-shimtest/" + containerID,
+			Namespaces: []runtimespec.LinuxNamespace{
+				{Type: runtimespec.PIDNamespace}, {Type: runtimespec.MountNamespace},
+				{Type: runtimespec.IPCNamespace}, {Type: runtimespec.UTSNamespace},
+			},
+		},
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// Process is a further process for a container of Spec.
+func Process(args ...string) runtimespec.Process {
+	return runtimespec.Process{
+		Args: args, Cwd: "/", Env: []string{"PATH=/bin"}, Capabilities: &runtimespec.LinuxCapabilities{},
+	}
+}
+
+// Fake is the handler of a fake shim with the given behaviour; see package fakeshim for the
+// modes. The shim is built once per test program, which calls
+// Cleanup at its end.
+func Fake(t testing.TB, dir, mode, sandboxer string) pod.Handler {
+	t.Helper()
+	binary := filepath.Join(dir, "fakeshim")
+	if _, err := os.Stat(binary); err != nil {
+		built, err := build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Link(built, binary); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "containerd-shim-"+mode+"-v1")
+	if err := os.Symlink(binary, path); err != nil && !os.IsExist(err) {
+		t.Fatal(err)
+	}
+	return pod.Handler{Name: mode, RuntimeType: "io.containerd." + mode + ".v1", ShimPath: path, Sandboxer: sandboxer}
+}
+
+// build builds the fake shim.
+var build = sync.OnceValues(func() (string, error) {
+	const pkg = "github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest/fakeshim"
+	dir, err := os.MkdirTemp("", "fakeshim")
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(dir, "fakeshim")
+	if out, err := exec.Command("go", "build", "-o", binary, pkg).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w\n%s", err, out)
+	}
+	built = dir
+	return binary, nil
+})
+
+// built is the folder of the fake shim, if it was built.
+var built string
+
+// Cleanup removes the fake shim and ends the test program.
+func Cleanup(code int) {
+	if built != "" {
+		_ = os.RemoveAll(built)
+	}
+	os.Exit(code)
+}

@@ -1,0 +1,226 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
+)
+
+const (
+	reconnectFirst = 50 * time.Millisecond
+	reconnectMost  = 5 * time.Second
+)
+
+// watch looks after a shim in the background until it is dead or the manager is closed.
+func (m *Manager) watch(i *Instance) {
+	m.wg.Go(func() {
+		for {
+			i.mu.Lock()
+			conn, s := i.conn, i.state
+			i.mu.Unlock()
+			if s == stateRunning {
+				select {
+				case <-conn.Closed():
+				case <-m.base.Done():
+					return
+				}
+			}
+			if i.isClosing() || m.base.Err() != nil {
+				return
+			}
+			i.set(stateLost)
+			if s == stateRunning {
+				i.log.WarnContext(m.base, "connection to shim lost")
+			}
+			switch err := i.reconnect(m.base); {
+			case err == nil:
+				i.log.InfoContext(m.base, "connection to shim restored")
+			case m.base.Err() != nil || i.isClosing():
+				return
+			default:
+				i.log.WarnContext(m.base, "shim is dead", slog.String("error", err.Error()))
+				i.bury(m.base)
+				return
+			}
+		}
+	})
+}
+
+func (i *Instance) isClosing() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.closing
+}
+
+// reconnect tries to connect for as long as the shim's process exists. A shim that does not
+// answer is waited for; one that has stopped listening is killed after the time to load.
+func (i *Instance) reconnect(ctx context.Context) error {
+	pause := reconnectFirst
+	var deaf time.Time
+	for {
+		err := i.tryConnect(ctx)
+		if err == nil || ctx.Err() != nil || i.isClosing() {
+			return err
+		}
+		if len(processesIn(i.bundle.Dir())) == 0 {
+			return err
+		}
+		switch {
+		case !errors.Is(err, errNoListener):
+			deaf = time.Time{}
+		case deaf.IsZero():
+			deaf = time.Now()
+		case time.Since(deaf) > i.m.cfg.Timeouts.Load:
+			kctx, cancel := context.WithTimeout(ctx, i.m.cfg.Timeouts.Cleanup)
+			defer cancel()
+			return errors.Join(err, killIn(kctx, i.bundle.Dir()))
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+			pause = min(2*pause, reconnectMost)
+		}
+	}
+}
+
+// tryConnect connects within the time to load.
+func (i *Instance) tryConnect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, i.m.cfg.Timeouts.Load,
+		fmt.Errorf("no answer within %s: %w", i.m.cfg.Timeouts.Load, errdefs.ErrUnavailable))
+	defer cancel()
+	return i.connect(ctx)
+}
+
+// bury cleans up after a dead shim: all containers side by side, each with limits of its own.
+func (i *Instance) bury(ctx context.Context) {
+	ids, err := i.bundle.Containers()
+	if err != nil {
+		i.log.ErrorContext(ctx, "containers of dead shim not listed", slog.String("error", err.Error()))
+	}
+	var wg sync.WaitGroup
+	for _, id := range ids {
+		wg.Go(func() {
+			e := i.clean(ctx, id)
+			i.mu.Lock()
+			i.exits[id] = e
+			i.mu.Unlock()
+		})
+	}
+	wg.Wait()
+	i.mu.Lock()
+	e := i.endpoint
+	i.mu.Unlock()
+	i.m.removeSocket(e, i.bundle.Dir())
+	i.set(stateDead)
+}
+
+// clean ends and removes what a dead shim left of a container, except for its bundle, and
+// returns the container's exit: the one that the shim saved, else the one that the shim's
+// delete command reports, else an unknown one.
+func (i *Instance) clean(ctx context.Context, id string) pod.Exit {
+	log := i.log.With(slog.String("container_id", id))
+	dir := i.bundle.ContainerDir(id)
+	saved, savedErr := bundle.ReadExit(dir)
+	if savedErr != nil && !errdefs.IsNotFound(savedErr) {
+		log.WarnContext(ctx, "saved exit not readable", slog.String("error", savedErr.Error()))
+	}
+	reported, err := i.runDelete(ctx, id, dir)
+	if err != nil {
+		log.WarnContext(ctx, "delete command of dead shim", slog.String("error", err.Error()))
+	}
+	if err := i.killLeft(ctx, id, dir); err != nil {
+		log.ErrorContext(ctx, "processes of dead shim's container", slog.String("error", err.Error()))
+	}
+	if err := bundle.Unmount(dir); err != nil {
+		log.ErrorContext(ctx, "root file system of dead shim's container", slog.String("error", err.Error()))
+	}
+	if savedErr == nil {
+		return saved
+	}
+	if err != nil {
+		reported = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: pod.ExitCodeUnknown}
+	}
+	if reported.At.IsZero() {
+		reported.At = time.Now()
+	}
+	if err := bundle.WriteExit(dir, reported); err != nil {
+		log.WarnContext(ctx, "exit not saved", slog.String("error", err.Error()))
+	}
+	return reported
+}
+
+// runDelete runs the shim's delete command for a container. After a reboot there is nothing
+// that it could find.
+func (i *Instance) runDelete(ctx context.Context, id, dir string) (pod.Exit, error) {
+	if i.meta.BootID != i.m.bootID {
+		return pod.Exit{}, fmt.Errorf("the machine was restarted: %w", errdefs.ErrNotFound)
+	}
+	free, err := i.m.slot(ctx)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	defer free()
+	return i.m.delete(ctx, i.meta.ShimPath, id, dir)
+}
+
+// killLeft kills what still runs in the control group of a container and removes the group.
+func (i *Instance) killLeft(ctx context.Context, id, dir string) error {
+	path, err := bundle.CgroupsPath(dir)
+	if err != nil {
+		return err
+	}
+	g, err := cgroup.Find(id, path)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.m.cfg.Timeouts.Cleanup)
+	defer cancel()
+	if err := g.Kill(ctx); err != nil {
+		return err
+	}
+	return g.Remove()
+}
+
+// KillAll kills every process in the control group of a container without the shim's help,
+// within ctx.
+func (i *Instance) KillAll(ctx context.Context, containerID string) error {
+	path, err := bundle.CgroupsPath(i.bundle.ContainerDir(containerID))
+	if err != nil {
+		return err
+	}
+	g, err := cgroup.Find(containerID, path)
+	if err != nil {
+		return err
+	}
+	return g.Kill(ctx)
+}
+
+// Discard removes a container that its shim does not know, or does not know any more: what
+// is left of it and its bundle. It returns the container's exit as far as it is known, and
+// fails with ErrNotFound if there is no bundle.
+func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, error) {
+	if !i.bundle.HasContainer(containerID) {
+		return pod.Exit{}, fmt.Errorf("container %q: %w", containerID, errdefs.ErrNotFound)
+	}
+	e, known := i.Exit(containerID)
+	if !known {
+		e = i.clean(ctx, containerID)
+	}
+	if err := i.bundle.RemoveContainer(containerID); err != nil {
+		return e, err
+	}
+	i.mu.Lock()
+	delete(i.exits, containerID)
+	i.mu.Unlock()
+	return e, nil
+}
