@@ -109,8 +109,7 @@ func TestPartServesAndStops(t *testing.T) {
 		t.Fatal(err)
 	}
 	body, err := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if err != nil || string(body) != "ok\n" {
+	if err := errors.Join(err, resp.Body.Close()); err != nil || string(body) != "ok\n" {
 		t.Errorf("got %q, %v", body, err)
 	}
 	cancel()

@@ -173,7 +173,7 @@ func TestServiceManagerIsTold(t *testing.T) {
 	var j journal
 	go func() {
 		done <- lifecycle.Run(ctx, quiet(), j.part("a"))
-		conn.Close()
+		_ = conn.Close()
 	}()
 	var got []string
 	for line := range lines {

@@ -115,7 +115,6 @@ func WithRetries(methods ...string) grpc.DialOption {
 }
 
 func defaultDeadline(limit time.Duration) grpc.UnaryClientInterceptor {
-	//nolint:revive // the signature is that of gRPC
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		d := limit
 		if _, ok := ctx.Deadline(); ok {

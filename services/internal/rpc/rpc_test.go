@@ -118,7 +118,7 @@ func dial(t *testing.T, socket string, tel *telemetry.Telemetry, opts ...grpc.Di
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	t.Cleanup(func() { _ = conn.Close() })
 	return testv1.NewTestServiceClient(conn)
 }
 

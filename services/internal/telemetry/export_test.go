@@ -33,8 +33,14 @@ func TestSpansAreExportedWhereTheEnvironmentSays(t *testing.T) {
 	c := &collector{got: make(chan *collectorv1.ExportTraceServiceRequest, 1)}
 	srv := grpc.NewServer()
 	collectorv1.RegisterTraceServiceServer(srv, c)
-	go srv.Serve(lis)
-	defer srv.Stop()
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(lis) }()
+	defer func() {
+		srv.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+lis.Addr().String())
 	tel, err := telemetry.New(t.Context(), telemetry.Config{Service: "svc", Trace: telemetry.DefaultTraceConfig()}, new(bytes.Buffer))
 	if err != nil {

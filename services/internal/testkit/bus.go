@@ -55,7 +55,7 @@ func (b *Bus) Config() events.ClientConfig {
 func (b *Bus) Start() {
 	b.tb.Helper()
 	b.run()
-	ctx, cancel := context.WithTimeout(context.Background(), busStart)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.tb.Context()), busStart)
 	defer cancel()
 	b.With(func(js jetstream.JetStream) error {
 		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{

@@ -73,6 +73,7 @@ type logWriter struct {
 }
 
 func testWriter(tb testing.TB) *logWriter {
+	tb.Helper()
 	w := &logWriter{tb: tb}
 	tb.Cleanup(func() {
 		w.mu.Lock()
@@ -108,7 +109,7 @@ func GRPC(tb testing.TB, tel *telemetry.Telemetry, regs ...rpc.Registration) *gr
 		tb.Fatal(err)
 	}
 	lis := bufconn.Listen(size)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx, lis) }()
 	conn, err := rpc.Dial(rpc.DefaultClientConfig("/in/memory.sock"), tel,
@@ -164,6 +165,6 @@ func Eventually(tb testing.TB, limit time.Duration, try func() error) {
 		if time.Now().After(deadline) {
 			tb.Fatalf("not within %v: %v", limit, err)
 		}
-		time.Sleep(pause)
+		<-time.After(pause)
 	}
 }

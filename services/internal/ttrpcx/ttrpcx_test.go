@@ -47,9 +47,13 @@ func connect(t *testing.T, out *bytes.Buffer, method func(ctx context.Context) e
 	}
 	client := ttrpc.NewClient(conn, ttrpcx.ClientOptions(tel)...)
 	t.Cleanup(func() {
-		client.Close()
-		srv.Close()
-		<-done
+		_ = client.Close()
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, ttrpc.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
 	return client, spans
 }
@@ -102,7 +106,9 @@ func TestTraceGoesOn(t *testing.T) {
 func TestClosedConnectionIsUnavailable(t *testing.T) {
 	t.Parallel()
 	client, _ := connect(t, new(bytes.Buffer), func(context.Context) error { return nil })
-	client.Close()
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := do(t.Context(), client); !errors.Is(err, errdefs.ErrUnavailable) || !errors.Is(err, ttrpc.ErrClosed) {
 		t.Errorf("got %v", err)
 	}

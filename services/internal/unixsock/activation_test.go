@@ -18,9 +18,9 @@ const asChild = "CRISP_TEST_ACTIVATED"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asChild) != "" {
-		os.Exit(child())
+		os.Exit(child()) //nolint:forbidigo // this is the main of the child
 	}
-	os.Exit(m.Run())
+	os.Exit(m.Run()) //nolint:forbidigo // TestMain is a main
 }
 
 // child takes the passed socket over and greets one client.
@@ -38,7 +38,7 @@ func child() int {
 		return 1
 	}
 	fmt.Fprint(conn, "hello")
-	conn.Close()
+	_ = conn.Close()
 	return 0
 }
 

@@ -61,7 +61,7 @@ func TestListenReplacesOnlyStaleSockets(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the refused listener broke the first one: %v", err)
 	}
-	conn.Close()
+	_ = conn.Close()
 }
 
 func TestListenRefuses(t *testing.T) {

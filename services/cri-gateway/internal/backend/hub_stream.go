@@ -29,7 +29,7 @@ func (h *Hub) Run(ctx context.Context, node nodev1.NodeServiceClient, executor E
 	for epoch := uint64(1); ctx.Err() == nil; epoch++ {
 		c := &hubStream{hub: h, epoch: epoch, node: node, executor: executor, out: make(chan *nriv1.ConnectRequest)}
 		err := c.serve(ctx, retry)
-		if h.lost() {
+		if h.lost() && ctx.Err() == nil {
 			h.log.WarnContext(ctx, "nri-hub lost", slog.Any("error", err))
 		}
 		retry.wait(ctx)

@@ -43,7 +43,7 @@ func (s *Session) Run(ctx context.Context) error {
 	retry := newBackoff()
 	for ctx.Err() == nil {
 		err := s.open(ctx, retry)
-		if s.lost() {
+		if s.lost() && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "session with sandboxd lost", slog.Any("error", err))
 		}
 		retry.wait(ctx)

@@ -44,7 +44,7 @@ func (s *Sequences) createContainer(ctx context.Context, req *criv1.CreateContai
 	}
 	defer func() {
 		if err != nil {
-			s.undoContainer(ctx, id, prepared.GetPod(), prepared.GetContainer())
+			s.undoContainer(ctx, prepared.GetContainerId(), prepared.GetPod(), prepared.GetContainer())
 		}
 	}()
 	adjustment, err := s.adjust(ctx, prepared)

@@ -42,7 +42,7 @@ func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxR
 	}
 	defer func() {
 		if err != nil {
-			s.undoSandbox(ctx, id, prepared.GetPod())
+			s.undoSandbox(ctx, prepared.GetSandboxId(), prepared.GetPod())
 		}
 	}()
 	if err := s.hub.Notify(ctx, nri.Event_RUN_POD_SANDBOX, prepared.GetPod(), nil); err != nil {

@@ -15,10 +15,10 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	// A second signal ends the process at once.
-	context.AfterFunc(ctx, stop)
-	if err := cli.Main(ctx, app.Program(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	err := cli.Main(ctx, app.Program(), os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "eventbus:", err)
 		os.Exit(1)
 	}

@@ -15,13 +15,10 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	program := cli.Program[config.Config]{
-		Name:    "nri-hub",
-		Default: config.Default,
-		Run:     app.Run,
-	}
-	if err := cli.Main(ctx, program, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	err := cli.Main(ctx, cli.Program[config.Config]{Name: "nri-hub", Default: config.Default, Run: app.Run}, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "nri-hub:", err)
 		os.Exit(1)
 	}

@@ -9,12 +9,15 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/crisp-cri/crisp/services/internal/cli"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/app"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := app.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	err := cli.Main(ctx, cli.Program[config.Config]{Name: "sandboxd", Default: config.Default, Run: app.Run}, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)

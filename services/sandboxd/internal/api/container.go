@@ -73,7 +73,11 @@ func (c *Container) change(ctx context.Context, id string, fn func(ctx context.C
 
 // AbortContainer implements ContainerService.
 func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortContainerRequest) (*containerv1.AbortContainerResponse, error) {
-	err := detachErr(ctx, c.work, changeLimit, func(ctx context.Context) error {
+	err := required("container_id", req.GetContainerId() != "")
+	if err != nil {
+		return nil, err
+	}
+	err = detachErr(ctx, c.work, changeLimit, func(ctx context.Context) error {
 		return c.engine.AbortContainer(ctx, req.GetContainerId())
 	})
 	if err != nil {

@@ -64,7 +64,11 @@ func (s *Sandbox) CommitSandbox(ctx context.Context, req *sandboxv1.CommitSandbo
 
 // AbortSandbox implements SandboxService.
 func (s *Sandbox) AbortSandbox(ctx context.Context, req *sandboxv1.AbortSandboxRequest) (*sandboxv1.AbortSandboxResponse, error) {
-	err := detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error {
+	err := required("sandbox_id", req.GetSandboxId() != "")
+	if err != nil {
+		return nil, err
+	}
+	err = detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error {
 		return s.engine.AbortSandbox(ctx, req.GetSandboxId())
 	})
 	if err != nil {

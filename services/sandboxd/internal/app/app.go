@@ -21,7 +21,6 @@ import (
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
 	"github.com/crisp-cri/crisp/services/internal/admin"
-	"github.com/crisp-cri/crisp/services/internal/cli"
 	busevents "github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
@@ -48,14 +47,8 @@ import (
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// Main runs the program with the given arguments.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	return cli.Main(ctx, cli.Program[config.Config]{
-		Name: "sandboxd", Default: config.Default, Run: run,
-	}, args, stdout, stderr)
-}
-
-func run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
+// Run runs the process until ctx ends or a part of it fails.
+func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: "sandboxd", Log: cfg.Log, Trace: cfg.Tracing}, stderr)
 	if err != nil {
 		return err
@@ -282,6 +275,9 @@ func (a *App) Close() error {
 	}
 	if a.shims != nil {
 		errs = append(errs, a.shims.Close())
+	}
+	if a.images != nil {
+		a.images.Close()
 	}
 	if a.storage != nil {
 		errs = append(errs, a.storage.Close())

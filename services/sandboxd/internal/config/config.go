@@ -105,6 +105,8 @@ type Network struct {
 
 // Default returns the configuration of a process without a file.
 func Default() Config {
+	server := rpc.DefaultServerConfig("/run/crisp/sandboxd.sock")
+	server.MaxMessage = 40 * config.MiB // an ExecSync answer has two streams of 16 MiB
 	return Config{
 		Version: 1,
 		Root:    "/var/lib/crisp",
@@ -112,7 +114,7 @@ func Default() Config {
 		Log:     telemetry.DefaultLogConfig(),
 		Admin:   admin.Config{Listen: "127.0.0.1:9671"},
 		Tracing: telemetry.DefaultTraceConfig(),
-		Server:  rpc.DefaultServerConfig("/run/crisp/sandboxd.sock"),
+		Server:  server,
 		Bus:     Bus{Enabled: true, Client: events.DefaultClientConfig(), OutboxLimit: 100_000},
 		Runtime: Runtime{
 			DefaultHandler: "runc", CgroupDriver: "cgroupfs",

@@ -10,12 +10,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func testLog(t testing.TB) *slog.Logger {
+func testLog(t *testing.T) *slog.Logger {
 	t.Helper()
 	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-type testWriter struct{ t testing.TB }
+type testWriter struct{ t *testing.T }
 
 var _ io.Writer = testWriter{}
 

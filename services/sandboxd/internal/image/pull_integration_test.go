@@ -85,7 +85,7 @@ func (n *node) open(change func(*Config, *storage.Config)) {
 }
 
 func (n *node) close() {
-	n.Service.Close()
+	n.Close()
 	if err := n.st.Close(); err != nil {
 		n.t.Error(err)
 	}

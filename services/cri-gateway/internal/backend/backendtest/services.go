@@ -45,6 +45,9 @@ func (v *sandboxService) PrepareSandbox(ctx context.Context, req *sandboxv1.Prep
 	if old := v.s.sandboxes[id]; old != nil && old.committed {
 		return &sandboxv1.PrepareSandboxResponse{SandboxId: id, Existing: true, Pod: v.s.pod(id)}, nil
 	}
+	if v.s.sandboxes[id] != nil {
+		return nil, fmt.Errorf("sandbox %q of this name is being made: %w", id, errdefs.ErrUnavailable)
+	}
 	v.s.sandboxes[id] = &sandbox{config: req.GetConfig()}
 	return &sandboxv1.PrepareSandboxResponse{SandboxId: id, Pod: v.s.pod(id)}, nil
 }

@@ -41,13 +41,13 @@ type Registry struct {
 type Fault func(w http.ResponseWriter, r *http.Request, next http.Handler)
 
 // NewRegistry starts a registry that ends with the test.
-func NewRegistry(t testing.TB) *Registry {
-	t.Helper()
+func NewRegistry(tb testing.TB) *Registry {
+	tb.Helper()
 	r := &Registry{inner: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(r.serve))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.Start()
-	t.Cleanup(server.Close)
+	tb.Cleanup(server.Close)
 	r.Host = strings.TrimPrefix(server.URL, "http://")
 	return r
 }
@@ -86,11 +86,11 @@ func (r *Registry) Requests(part string) []*http.Request {
 }
 
 // Push stores an image under a name below the registry and returns the full name.
-func (r *Registry) Push(t testing.TB, repo string, img remote.Taggable) string {
-	t.Helper()
+func (r *Registry) Push(tb testing.TB, repo string, img remote.Taggable) string {
+	tb.Helper()
 	ref, err := name.ParseReference(r.Host + "/" + repo)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	switch img := img.(type) {
 	case v1.Image:
@@ -101,7 +101,7 @@ func (r *Registry) Push(t testing.TB, repo string, img remote.Taggable) string {
 		err = remote.Put(ref, img)
 	}
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ref.Name()
 }
@@ -117,14 +117,14 @@ type File struct {
 }
 
 // Layer makes a compressed layer.
-func Layer(t testing.TB, files ...File) v1.Layer {
-	t.Helper()
-	return gzipped{static.NewLayer(Compress(t, Tar(t, files...)), types.OCILayer)}
+func Layer(tb testing.TB, files ...File) v1.Layer {
+	tb.Helper()
+	return gzipped{static.NewLayer(Compress(tb, Tar(tb, files...)), types.OCILayer)}
 }
 
 // Tar makes the content of a layer.
-func Tar(t testing.TB, files ...File) []byte {
-	t.Helper()
+func Tar(tb testing.TB, files ...File) []byte {
+	tb.Helper()
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, f := range files {
@@ -139,35 +139,35 @@ func Tar(t testing.TB, files ...File) []byte {
 			h.Mode = 0o755
 		}
 		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if _, err := w.Write([]byte(f.Body)); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return buf.Bytes()
 }
 
 // Compress makes a gzip stream.
-func Compress(t testing.TB, data []byte) []byte {
-	t.Helper()
+func Compress(tb testing.TB, data []byte) []byte {
+	tb.Helper()
 	var buf bytes.Buffer
 	w := gzip.NewWriter(&buf)
 	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return buf.Bytes()
 }
 
 // Image makes an image for linux/amd64 of layers.
-func Image(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
-	t.Helper()
+func Image(tb testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
+	tb.Helper()
 	img := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
 	var adds []mutate.Addendum
 	for _, l := range layers {
@@ -175,16 +175,16 @@ func Image(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
 	}
 	img, err := mutate.Append(img, adds...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	file, err := img.ConfigFile()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", "amd64", config
 	if img, err = mutate.ConfigFile(img, file); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return img
 }
