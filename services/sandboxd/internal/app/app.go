@@ -53,6 +53,7 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	storage.AdoptLibraryLogs(ctx, tel.Log)
 	a, err := New(ctx, cfg, tel)
 	if err != nil {
 		return err

@@ -81,13 +81,11 @@ func canonicalHost(host string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
-// For returns the credentials that host may see when an image of the registry is pulled.
-func (c Credentials) For(host, registry string) Credentials {
-	owner := c.Server
-	if owner == "" {
-		owner = canonicalHost(registry)
-	}
-	if owner != canonicalHost(host) {
+// For returns the credentials that a configured host of the registry may see. Credentials
+// that name a server are for that one only; others are for the registry and for the
+// mirrors that the node's operator gave it. A redirect leads to neither.
+func (c Credentials) For(host string) Credentials {
+	if c.Server != "" && c.Server != canonicalHost(host) {
 		return Credentials{}
 	}
 	return c

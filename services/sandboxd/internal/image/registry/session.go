@@ -89,7 +89,7 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 		return nil, fmt.Errorf("host configuration of %q: %w: %w", registry, err, errdefs.ErrFailedPrecondition)
 	}
 	for i := range hosts {
-		hosts[i].Authorizer = newAuthorizer(hosts[i], creds.For(hosts[i].Host, registry))
+		hosts[i].Authorizer = newAuthorizer(hosts[i], creds.For(hosts[i].Host))
 	}
 	return hosts, nil
 }

@@ -20,6 +20,16 @@ func newEntry(ctx context.Context, log *slog.Logger) *containerdlog.Entry {
 	return logrus.NewEntry(l)
 }
 
+// AdoptLibraryLogs makes the few messages that libraries write to logrus' global logger end
+// in log. A process calls it once, before it opens a storage.
+func AdoptLibraryLogs(ctx context.Context, log *slog.Logger) {
+	global := logrus.StandardLogger()
+	global.SetOutput(io.Discard)
+	global.SetLevel(logrus.DebugLevel)
+	global.ReplaceHooks(logrus.LevelHooks{})
+	global.AddHook(logHook{log, context.WithoutCancel(ctx)})
+}
+
 type logHook struct {
 	log *slog.Logger
 	ctx context.Context //nolint:containedctx // for messages that come without one

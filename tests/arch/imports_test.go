@@ -1,0 +1,195 @@
+package arch
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layer is a package's place in its service. Imports point only downwards:
+// command, wiring, then handlers and adapters side by side, then the domain.
+type layer int
+
+const (
+	domain layer = iota + 1
+	adapter
+	handler
+	settings
+	wiring
+	command
+)
+
+// layers gives the place of each internal package of a service; what lies below
+// a package belongs to it.
+func layers() map[string]map[string]layer {
+	return map[string]map[string]layer{
+		"cri-gateway": {
+			"api": handler, "app": wiring, "config": settings,
+			"backend": adapter, "eventfeed": adapter, "streaming": adapter,
+			"batch": domain, "operation": domain, "sequence": domain, "status": domain, "validate": domain,
+		},
+		"sandboxd": {
+			"api": handler, "app": wiring, "config": settings,
+			"containerio": adapter, "controller": adapter, "image": adapter, "namespaces": adapter,
+			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "rootfs": adapter,
+			"shim": adapter, "stats": adapter, "store": adapter,
+			"criview": domain, "engine": domain, "pod": domain,
+		},
+		"nri-hub": {
+			"api": handler, "app": wiring, "config": settings,
+			"launch": adapter, "memory": adapter, "plugin": adapter, "listen": adapter,
+			"adjust": domain, "fit": domain, "hub": domain, "sync": domain,
+		},
+		"eventbus": {
+			"api": handler, "app": wiring, "config": settings,
+			"access": adapter, "broker": adapter, "streams": adapter, "tail": adapter,
+		},
+	}
+}
+
+// below says which layers a layer may use.
+func below(l layer) []layer {
+	switch l {
+	case command:
+		return []layer{wiring, settings}
+	case wiring:
+		return []layer{settings, handler, adapter, domain}
+	case handler, adapter, domain:
+		return []layer{domain}
+	case settings:
+		return nil
+	default:
+		return nil
+	}
+}
+
+// sideways lists the parts that stand on one of their own layer, or above, each
+// for a reason.
+func sideways() map[string][]string {
+	return map[string][]string{
+		"sandboxd/engine":     {"store"},      // A use case is one transaction; an interface would only repeat it.
+		"sandboxd/outbox":     {"store"},      // Drains what use cases wrote.
+		"sandboxd/controller": {"shim"},       // The controllers are two ways to use shims.
+		"sandboxd/network":    {"namespaces"}, // Enters what was pinned.
+		"sandboxd/stats":      {"namespaces"}, // Reads the counters of a pinned namespace.
+		"eventbus/broker":     {"access"},     // The server enforces the permissions.
+		"sandboxd/rootfs":     {"image"},      // Root file systems are snapshots of unpacked images.
+	}
+}
+
+// place splits the path of a service's package: its service, the name of its
+// part and the part's layer.
+func place(rel string) (service, part string, l layer) {
+	rest, ok := strings.CutPrefix(rel, "services/")
+	if !ok {
+		return "", "", 0
+	}
+	service, rest, _ = strings.Cut(rest, "/")
+	if strings.HasPrefix(rest, "cmd/") {
+		return service, rest, command
+	}
+	part, _, _ = strings.Cut(strings.TrimPrefix(rest, "internal/"), "/")
+	return service, part, layers()[service][part]
+}
+
+func TestImportsOfServicesPointDownwards(t *testing.T) {
+	for _, p := range packages(t) {
+		service, part, mine := place(p.rel())
+		if _, known := layers()[service]; !known || part == "" {
+			continue
+		}
+		if mine == 0 {
+			t.Errorf("%s: has no layer; give it one in the table", p.rel())
+			continue
+		}
+		for _, imported := range p.Imports {
+			rel, own := strings.CutPrefix(imported, project+"/")
+			if !own {
+				continue
+			}
+			theirService, theirPart, theirs := place(rel)
+			switch {
+			case strings.HasPrefix(rel, "proto/gen/"), strings.HasPrefix(rel, "services/internal/"):
+			case theirService != service:
+				t.Errorf("%s imports %s of another service", p.rel(), rel)
+			case theirPart == part, slices.Contains(sideways()[service+"/"+part], theirPart):
+			case !slices.Contains(below(mine), theirs):
+				t.Errorf("%s imports %s, which is not below it", p.rel(), rel)
+			}
+		}
+	}
+}
+
+// kitImports lists, for each package of the shared kit, what it may import
+// besides the standard library.
+func kitImports() map[string][]string {
+	const (
+		errdefs = "github.com/containerd/errdefs"
+		otel    = "go.opentelemetry.io/"
+		prom    = "github.com/prometheus/client_golang/"
+		systemd = "github.com/coreos/go-systemd/"
+		kit     = project + "/services/internal/"
+	)
+	return map[string][]string{
+		"buildinfo": nil,
+		"config":    {"github.com/pelletier/go-toml/", errdefs},
+		"cli":       {errdefs, kit + "config", kit + "buildinfo"},
+		"lifecycle": {systemd, "golang.org/x/sync/"},
+		"telemetry": {otel, prom, errdefs, "google.golang.org/grpc", kit + "buildinfo", kit + "lifecycle"},
+		"admin":     {prom, kit + "telemetry", kit + "lifecycle", kit + "buildinfo"},
+		"unixsock":  {"golang.org/x/sys/", systemd, errdefs},
+		"rpc": {
+			"google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc/", "google.golang.org/protobuf/", "github.com/grpc-ecosystem/go-grpc-middleware/",
+			otel, prom, errdefs, kit + "telemetry", kit + "unixsock", kit + "lifecycle", kit + "config",
+		},
+		"ttrpcx": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "github.com/containerd/ttrpc", "github.com/containerd/otelttrpc", otel, errdefs, prom, kit + "telemetry", kit + "lifecycle"},
+		"events": {
+			"github.com/nats-io/", otel, prom, errdefs, "google.golang.org/protobuf/", "github.com/containerd/containerd/api/", "github.com/containerd/typeurl/",
+			project + "/proto/gen/crisp/event/", kit + "telemetry", kit + "lifecycle", kit + "config",
+		},
+	}
+}
+
+func TestKitImportsOnlyWhatItsTableSays(t *testing.T) {
+	for _, p := range packages(t) {
+		name, ok := strings.CutPrefix(p.rel(), "services/internal/")
+		if !ok || name == "testkit" {
+			continue
+		}
+		allowed, known := kitImports()[name]
+		if !known {
+			t.Errorf("%s: the kit's table does not know it", p.rel())
+			continue
+		}
+		for _, imported := range p.Imports {
+			host, _, _ := strings.Cut(imported, "/")
+			standard := !strings.Contains(host, ".")
+			if !standard && !slices.ContainsFunc(allowed, func(prefix string) bool { return strings.HasPrefix(imported, prefix) }) {
+				t.Errorf("%s imports %s, which its table does not list", p.rel(), imported)
+			}
+		}
+	}
+}
+
+// The tests drive programs and sockets; they link nothing of the services.
+func TestTestsLinkNothingOfTheServices(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.module != project+"/tests" {
+			continue
+		}
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			if strings.HasPrefix(imported, project+"/services/") {
+				t.Errorf("%s imports %s", p.rel(), imported)
+			}
+		}
+	}
+}
+
+// The test kit is for tests: no program links it.
+func TestTestKitIsUsedByTestsOnly(t *testing.T) {
+	for _, p := range packages(t) {
+		if slices.Contains(p.Imports, project+"/services/internal/testkit") {
+			t.Errorf("%s imports the test kit outside of its tests", p.rel())
+		}
+	}
+}

@@ -1,0 +1,166 @@
+// Command conformance runs critest, the conformance tests of the CRI, against
+// the four processes in namespaces of their own, with images from the fixture.
+//
+// It prints the names of the failing specs and, as its last line, how many
+// passed, failed and were skipped. The exit status is 1 if a spec that is wanted
+// failed, or if nothing was run. With --endpoint it tests a runtime that runs
+// already, which shows whether a finding is the runtime's or the fixture's.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+
+	"github.com/crisp-cri/crisp/tests/fixture"
+	"github.com/crisp-cri/crisp/tests/leak"
+	"github.com/crisp-cri/crisp/tests/testenv"
+)
+
+type options struct {
+	focus, skip, wanted string
+	seed                int64
+	endpoint, nriSocket string
+	hostsDir            string
+	verbose, privileged bool
+	allCgroups          bool
+	extra               []string
+}
+
+var (
+	errFailed = errors.New("wanted specs failed")
+	errNoRun  = errors.New("no spec was run")
+	errLeak   = errors.New("the run left something behind")
+)
+
+func main() {
+	status, err := testenv.Isolate(context.Background(), func() int {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "conformance:", err)
+			return 1
+		}
+		return 0
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("conformance", flag.ContinueOnError)
+	flags.StringVar(&o.focus, "focus", "", "run only specs that match this expression")
+	flags.StringVar(&o.skip, "skip", "", "do not run specs that match this expression")
+	flags.StringVar(&o.wanted, "wanted", "", "specs whose failure fails the run (default: all that were run)")
+	flags.Int64Var(&o.seed, "seed", 1, "seed of the order of the specs")
+	flags.StringVar(&o.endpoint, "endpoint", "", "test the runtime at this CRI address instead of starting one")
+	flags.StringVar(&o.nriSocket, "nri-socket", "", "with --endpoint: the runtime's NRI socket")
+	flags.StringVar(&o.hostsDir, "hosts-dir", "", "with --endpoint: folder of hosts.toml files that the runtime reads")
+	flags.BoolVar(&o.verbose, "v", false, "show critest's own output")
+	flags.BoolVar(&o.privileged, "privileged", false, "run all four processes as root")
+	flags.BoolVar(&o.allCgroups, "all-cgroups", false, "count every new cgroup of the machine as left behind; nothing else may run containers meanwhile")
+	err := flags.Parse(args)
+	o.extra = flags.Args()
+	return o, err
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	wanted, err := regexp.Compile(o.wanted)
+	if err != nil {
+		return fmt.Errorf("--wanted: %w", err)
+	}
+	parts, err := fixture.FindParts(ctx, fixture.PartsConfig{})
+	if err != nil {
+		return err
+	}
+	images, err := fixture.Conformance(parts)
+	if err != nil {
+		return err
+	}
+	var specs []spec
+	if o.endpoint != "" {
+		specs, err = testRunning(ctx, o, images, out)
+	} else {
+		specs, err = testOwn(ctx, o, images, out)
+	}
+	return errors.Join(err, conclude(specs, wanted, o.verbose, out))
+}
+
+// testOwn starts the four processes and tests them.
+func testOwn(ctx context.Context, o options, images []fixture.Image, out io.Writer) ([]spec, error) {
+	system, err := testenv.Launch(ctx, testenv.Setup{Images: images, Privileged: o.privileged, AllCgroups: o.allCgroups})
+	if err != nil {
+		return nil, err
+	}
+	o.endpoint, o.nriSocket = "unix://"+system.Socket(), system.NRISocket()
+	specs, err := critest(ctx, o, system.Registry, out)
+	if o.verbose {
+		system.WriteLogs(out)
+	}
+	leaked, closeErr := system.Close(context.WithoutCancel(ctx))
+	if len(leaked) > 0 {
+		fmt.Fprintln(out, leak.Report(leaked))
+		closeErr = errors.Join(closeErr, errLeak)
+	}
+	return specs, errors.Join(err, closeErr, system.RemoveFolder())
+}
+
+// testRunning tests the runtime at o.endpoint.
+func testRunning(ctx context.Context, o options, images []fixture.Image, out io.Writer) ([]spec, error) {
+	registry, err := fixture.Serve(ctx, fixture.Config{}, images)
+	if err != nil {
+		return nil, err
+	}
+	if o.hostsDir != "" {
+		err = fixture.WriteHosts(o.hostsDir, registry.Addr())
+	}
+	var specs []spec
+	if err == nil {
+		specs, err = critest(ctx, o, registry, out)
+	}
+	return specs, errors.Join(err, registry.Close())
+}
+
+// conclude prints the result and judges it.
+func conclude(specs []spec, wanted *regexp.Regexp, verbose bool, out io.Writer) error {
+	count := map[string]int{}
+	var bad int
+	for _, s := range specs {
+		count[s.outcome()]++
+		if s.outcome() == "skipped" && verbose {
+			fmt.Fprintf(out, "skipped: %s\n    %s\n", s.name(), s.reason())
+		}
+		if s.outcome() != "failed" {
+			continue
+		}
+		mark := ""
+		if wanted.MatchString(s.name()) {
+			bad++
+		} else {
+			mark = " (not wanted)"
+		}
+		fmt.Fprintf(out, "FAILED%s: %s\n    %s\n", mark, s.name(), s.reason())
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", count["passed"], count["failed"], count["skipped"])
+	switch {
+	case bad > 0:
+		return fmt.Errorf("%d: %w", bad, errFailed)
+	case count["passed"]+count["failed"] == 0:
+		return errNoRun
+	}
+	return nil
+}
