@@ -97,11 +97,11 @@ func deadlineFloor(ctx context.Context, method string) (context.Context, context
 
 func mapUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
-	return resp, errgrpc.ToGRPC(err)
+	return resp, toGRPC(err)
 }
 
 func mapStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	return errgrpc.ToGRPC(next(srv, ss))
+	return toGRPC(next(srv, ss))
 }
 
 // recoverOption turns a panic of a handler into Internal, with the stack in the log.
@@ -145,6 +145,16 @@ func logOptions(levelOf func(codes.Code) slog.Level) []logging.Option {
 		logging.WithDisableLoggingFields(logging.ComponentFieldKey, "protocol", "peer.address"),
 		logging.WithLevels(func(c codes.Code) logging.Level { return logging.Level(levelOf(c)) }),
 	}
+}
+
+// toGRPC turns an error into a status of its code and its text. The wrapped errors do not
+// travel as details: the caller would see their texts a second time.
+func toGRPC(err error) error {
+	if err == nil {
+		return nil
+	}
+	st := status.Convert(errgrpc.ToGRPC(err))
+	return status.Error(st.Code(), st.Message())
 }
 
 // toNative gives the caller back the error that the handler returned, as far as it has

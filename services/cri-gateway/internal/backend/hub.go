@@ -39,6 +39,7 @@ type Hub struct {
 	observer HubObserver
 	log      *slog.Logger
 	state    watched[hubState]
+	passing  passing
 }
 
 type hubState struct {
@@ -144,11 +145,15 @@ func (h *Hub) call(ctx context.Context, do func(ctx context.Context, generation 
 	if err != nil {
 		return err
 	}
-	if !ok {
-		return h.away()
-	}
-	if !st.listens(events) {
-		return nil
+	if !ok || !st.listens(events) {
+		goBy(ctx)
+		// Whoever joined before this operation was noted did not wait for it.
+		if st, _ = h.state.get(); !st.usable() || !st.listens(events) {
+			if !ok {
+				return h.away()
+			}
+			return nil
+		}
 	}
 	failure := do(ctx, st.generation)
 	if !errdefs.IsUnavailable(failure) {

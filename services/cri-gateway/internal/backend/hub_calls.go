@@ -111,6 +111,9 @@ func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) 
 // NoHub is the hub of a gateway that is configured without one: there are no plugins.
 type NoHub struct{}
 
+// Begin implements sequence.Hub.
+func (NoHub) Begin(ctx context.Context) (context.Context, func()) { return ctx, func() {} }
+
 // Wants implements sequence.Hub.
 func (NoHub) Wants(context.Context, ...nri.Event) (bool, error) { return false, nil }
 

@@ -145,7 +145,11 @@ func (c *hubStream) receiveAll(
 // inventory passes sandboxd's snapshot on in the pieces in which it comes.
 func (c *hubStream) inventory(ctx context.Context, id uint64) error {
 	last := &nriv1.InventoryChunk{RequestId: id}
-	if err := c.pieces(ctx, id); err != nil {
+	err := c.hub.passing.wait(ctx)
+	if err == nil {
+		err = c.pieces(ctx, id)
+	}
+	if err != nil {
 		c.hub.log.WarnContext(ctx, "no inventory for nri-hub", slog.Any("error", err))
 		last.Error = err.Error()
 	}

@@ -25,6 +25,8 @@ func (s *Sequences) CreateContainer(ctx context.Context, req *criv1.CreateContai
 }
 
 func (s *Sequences) createContainer(ctx context.Context, req *criv1.CreateContainerRequest) (id string, err error) {
+	ctx, end := s.hub.Begin(ctx)
+	defer end()
 	token, err := s.session.Token(ctx)
 	if err != nil {
 		return "", err
@@ -61,6 +63,7 @@ func (s *Sequences) createContainer(ctx context.Context, req *criv1.CreateContai
 	if err != nil {
 		return "", fmt.Errorf("commit container %s: %w", id, err)
 	}
+	end() // from here on the inventory has it
 	s.tell(ctx, nri.Event_POST_CREATE_CONTAINER, committed.GetPod(), committed.GetContainer())
 	return id, nil
 }

@@ -24,6 +24,8 @@ func (s *Sequences) RunPodSandbox(ctx context.Context, req *criv1.RunPodSandboxR
 }
 
 func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxRequest) (id string, err error) {
+	ctx, end := s.hub.Begin(ctx)
+	defer end()
 	token, err := s.session.Token(ctx)
 	if err != nil {
 		return "", err

@@ -31,6 +31,9 @@ import (
 // nothing. When the hub is away, a call waits for it for a bounded time and then answers
 // as the policy says: nil as if there were no plugins, or Unavailable.
 type Hub interface {
+	// Begin marks the begin of an operation that makes an object which plugins must hear
+	// of; end marks its outcome.
+	Begin(ctx context.Context) (_ context.Context, end func())
 	// Wants reports whether anybody listens to one of the events.
 	Wants(ctx context.Context, events ...nri.Event) (bool, error)
 	// Notify tells the plugins of an event that has no answer.

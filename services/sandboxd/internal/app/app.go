@@ -176,9 +176,9 @@ func (a *App) imageChanged(ctx context.Context, topic string, event any) {
 
 func (a *App) buildEvents() error {
 	var err error
-	a.hints, err = hints.New(a.tel.Log, func(_ context.Context, _ string, event any) {
+	a.hints, err = hints.New(a.tel.Log, func(ctx context.Context, _ string, event any) {
 		if oom, ok := event.(*events.TaskOOM); ok {
-			a.engine.HintOOM(oom.GetContainerID())
+			a.engine.HintOOM(ctx, oom.GetContainerID())
 		}
 	}, append([]ttrpc.ServerOpt{}, ttrpcx.ServerOptions(a.tel)...)...)
 	if err != nil || !a.cfg.Bus.Enabled {

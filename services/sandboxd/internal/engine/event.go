@@ -101,7 +101,11 @@ func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
 
 // Publish puts an event that belongs to no record of the engine into the outbox.
 func (e *Engine) Publish(ctx context.Context, topic string, payload proto.Message) {
-	ev, err := event(ctx, topic, newID(), false, payload)
+	e.publish(ctx, topic, newID(), payload)
+}
+
+func (e *Engine) publish(ctx context.Context, topic, id string, payload proto.Message) {
+	ev, err := event(ctx, topic, id, false, payload)
 	if err == nil {
 		err = e.p.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return tx.AppendEvent(ev) })
 	}

@@ -62,7 +62,7 @@ func (e *Engine) endContainer(ctx context.Context, c *container, exit pod.Exit) 
 	ok := e.insist(ctx, "end of a container cannot be recorded", c.id, func(ctx context.Context) error {
 		return e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			setExit(r, exit, oom)
-			return exitEvents(ctx, r)
+			return exitEvents(ctx, r, c.oom.Load())
 		})
 	})
 	if !ok {
@@ -73,9 +73,9 @@ func (e *Engine) endContainer(ctx context.Context, c *container, exit pod.Exit) 
 	e.deleteTask(ctx, c)
 }
 
-func exitEvents(ctx context.Context, r *recordv1.Container) ([]*recordv1.Event, error) {
+func exitEvents(ctx context.Context, r *recordv1.Container, told bool) ([]*recordv1.Event, error) {
 	var evs []*recordv1.Event
-	if r.GetReason() == pod.ReasonOOMKilled {
+	if r.GetReason() == pod.ReasonOOMKilled && !told {
 		oom, err := event(ctx, TopicTaskOOM, messageID("oom", r.GetId(), r.GetPid()), true, &events.TaskOOM{ContainerID: r.GetId()})
 		if err != nil {
 			return nil, err
@@ -159,10 +159,11 @@ func (e *Engine) insist(ctx context.Context, what, id string, fn func(ctx contex
 	}
 }
 
-// HintOOM notes that the kernel killed a process of a container for lack of memory.
-func (e *Engine) HintOOM(containerID string) {
+// HintOOM notes that the kernel killed a process of a container for lack of memory, and
+// publishes TaskOOM with the first such hint.
+func (e *Engine) HintOOM(ctx context.Context, containerID string) {
 	c, err := e.container(containerID)
-	if err == nil {
-		c.oom.Store(true)
+	if err == nil && c.oom.CompareAndSwap(false, true) {
+		e.publish(ctx, TopicTaskOOM, messageID("oom", c.id, c.rec.Load().GetPid()), &events.TaskOOM{ContainerID: c.id})
 	}
 }
