@@ -1,0 +1,233 @@
+# Crisp: everything a developer, the CI and a curious reader run. `make` lists the targets.
+#
+# Programs are built into .bin/. Those of other projects are rebuilt only when their pin changes.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+include .tools/versions.mk
+
+ROOT   := $(CURDIR)
+BIN    := $(ROOT)/.bin
+PINS   := $(BIN)/.pins
+export PATH := $(BIN):$(PATH)
+
+SERVICES := cri-gateway sandboxd nri-hub eventbus
+HELPERS  := crisp-init
+PROGRAMS := fixture-guest fixture-registry conformance
+MODULES  := proto services/internal $(SERVICES:%=services/%) tests
+
+# Without a usable git checkout a build carries no revision, instead of failing.
+VCS := $(shell git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || echo -buildvcs=false)
+
+GO_BUILD     := CGO_ENABLED=0 go build -trimpath $(VCS) -ldflags '-s -w'
+GO_TEST      := go test
+TEST_FLAGS   ?=
+E2E_TIMEOUT  ?= 20m
+FUZZTIME     ?= 20s
+BENCHTIME    ?= 1s
+IMAGE_TAG    ?= dev
+COMPOSE       = CRISP_TAG=$(IMAGE_TAG) $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) --project-name crisp
+
+# Packages that have tests behind the build tag `integration`; they need root.
+integration_packages = $(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build integration' $(1) 2>/dev/null)))
+
+##@ Help
+
+.PHONY: help
+help: ## Print this list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Run it
+
+.PHONY: run
+run: ## Run the four processes and a sample pod in the foreground; ONCE=1 ends by itself
+	@deploy/run/run.sh $(if $(filter-out 0 no false,$(ONCE)),--once)
+
+.PHONY: up
+up: image ## Start the processes as containers with docker-compose
+	$(COMPOSE) up --detach
+	@echo "CRI socket: $$(docker volume inspect --format '{{.Mountpoint}}' crisp_run)/cri.sock"
+
+.PHONY: down
+down: ## Remove all pods, stop the containers of `make up` and drop their volumes
+	@socket=$$(docker volume inspect --format '{{.Mountpoint}}' crisp_run 2>/dev/null || true)/cri.sock; \
+	if [[ -S $$socket ]]; then crictl --runtime-endpoint "unix://$$socket" rmp --all --force; fi
+	$(COMPOSE) down --volumes --remove-orphans
+
+##@ Build
+
+.PHONY: system
+system: ## Install from the distribution what building and running need (nothing if all is there)
+	@deploy/run/install.sh
+
+BUILT := $(addprefix $(BIN)/,$(SERVICES) $(HELPERS) $(PROGRAMS))
+
+.PHONY: build
+build: $(BUILT) ## Build the four services and the programs of the tests
+
+# The Go build cache knows best what is up to date, so these always run.
+.PHONY: $(BUILT)
+$(SERVICES:%=$(BIN)/%): $(BIN)/%:
+	$(GO_BUILD) -o $@ ./services/$*/cmd/$*
+$(HELPERS:%=$(BIN)/%): $(BIN)/%:
+	$(GO_BUILD) -o $@ ./services/sandboxd/cmd/$*
+$(PROGRAMS:%=$(BIN)/%): $(BIN)/%:
+	$(GO_BUILD) -o $@ ./tests/cmd/$*
+
+CNI_PROGRAMS := $(addprefix $(BIN)/cni/,$(notdir $(CNI_PLUGINS)))
+
+.PHONY: parts
+parts: $(BIN)/runc $(BIN)/containerd-shim-runc-v2 $(BIN)/crictl $(CNI_PROGRAMS) ## Build runc, the shim, crictl and the CNI plugins at their pins
+
+# A pin is an empty file whose name holds the version: a new version makes a newer file.
+$(PINS)/%:
+	@mkdir -p $(PINS)
+	@rm -f $(PINS)/$(firstword $(subst @, ,$*))@*
+	@touch $@
+
+MODULE_INSTALL = GOWORK=off go install -trimpath
+
+$(BIN)/runc: $(PINS)/runc@$(RUNC_VERSION) | system
+	CGO_ENABLED=1 GOBIN=$(BIN) $(MODULE_INSTALL) -tags 'seccomp netgo osusergo' -ldflags '-s -w -extldflags -static' \
+		github.com/opencontainers/runc@$(RUNC_VERSION)
+	@touch $@
+
+$(BIN)/containerd-shim-runc-v2: $(PINS)/shim@$(SHIM_VERSION)
+	CGO_ENABLED=0 GOBIN=$(BIN) $(MODULE_INSTALL) -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(SHIM_VERSION)' \
+		github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@$(SHIM_VERSION)
+	@touch $@
+
+$(BIN)/crictl: $(PINS)/crictl@$(CRICTL_VERSION)
+	CGO_ENABLED=0 GOBIN=$(BIN) $(MODULE_INSTALL) -ldflags '-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=$(CRICTL_VERSION)' \
+		sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL_VERSION)
+	@touch $@
+
+$(CNI_PROGRAMS) &: $(PINS)/cni@$(CNI_VERSION)
+	@mkdir -p $(BIN)/cni
+	CGO_ENABLED=0 GOBIN=$(BIN)/cni $(MODULE_INSTALL) \
+		-ldflags '-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$(CNI_VERSION)' \
+		$(CNI_PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(CNI_VERSION))
+	@touch $(CNI_PROGRAMS)
+
+$(BIN)/critest: tests/critest/go.mod tests/critest/go.sum
+	cd tests/critest && GOWORK=off CGO_ENABLED=0 go test -c -trimpath -o $@ sigs.k8s.io/cri-tools/cmd/critest
+	@touch $@
+
+.PHONY: tools
+tools: $(BIN)/buf $(BIN)/golangci-lint $(BIN)/gotestsum ## Build the developer's tools at the versions of .tools/go.mod
+
+TOOL_buf           := github.com/bufbuild/buf/cmd/buf
+TOOL_golangci-lint := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+TOOL_gotestsum     := gotest.tools/gotestsum
+
+$(BIN)/buf $(BIN)/golangci-lint $(BIN)/gotestsum: $(BIN)/%: .tools/go.mod .tools/go.sum
+	CGO_ENABLED=0 GOWORK=off GOBIN=$(BIN) go -C .tools install -trimpath $(TOOL_$*)
+	@touch $@
+
+.PHONY: image
+image: build parts ## Build the container images of the four services
+	@deploy/docker/build.sh $(IMAGE_TAG)
+
+.PHONY: clean
+clean: ## Remove everything that was built
+	rm -rf $(BIN)
+
+##@ Test
+
+.PHONY: test
+test: test-unit test-run test-e2e ## Run all tests: unit tests, `make run`, then end-to-end tests (root)
+
+.PHONY: test-unit
+test-unit: system ## Run the unit tests of all modules under the race detector
+	$(GO_TEST) -race -timeout 10m $(TEST_FLAGS) work
+
+.PHONY: test-race
+test-race: system ## Run the unit tests three times over under the race detector
+	$(GO_TEST) -race -count=3 -timeout 20m $(TEST_FLAGS) work
+
+.PHONY: test-e2e
+test-e2e: system build parts ## Run the tests that start real processes, runc and CNI plugins (root)
+	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
+	$(GO_TEST) -tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS) $(addprefix ./,$(call integration_packages,services tests))
+
+.PHONY: test-run
+test-run: system build parts ## Run `make run` in namespaces of its own, end it in three ways, look for what is left (root)
+	@deploy/run/test.sh
+
+.PHONY: test-compose
+test-compose: image ## Start the docker-compose stack on a private Docker engine, run a pod, take it down (root)
+	@deploy/docker/test.sh $(IMAGE_TAG)
+
+.PHONY: conformance
+conformance: system build parts $(BIN)/critest ## Run critest against the four processes (root); prints passed, failed and skipped
+	$(BIN)/conformance $(CONFORMANCE_FLAGS)
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
+	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' proto services tests | sed 's/func //' | sort | \
+	while IFS=: read -r file name; do \
+		echo "== $$name in $$(dirname $$file)"; \
+		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file); \
+	done
+
+.PHONY: bench
+bench: ## Run the benchmarks of all modules
+	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) work
+
+##@ Source
+
+.PHONY: generate
+generate: $(BIN)/buf ## Generate Go code from the .proto files
+	cd proto && buf generate
+
+.PHONY: fmt
+fmt: $(BIN)/buf $(BIN)/golangci-lint ## Format Go code and .proto files
+	golangci-lint fmt $(MODULES)
+	cd proto && buf format --write --path crisp
+
+.PHONY: lint
+lint: verify-lint verify-proto ## Lint Go code, .proto files and scripts
+
+.PHONY: tidy
+tidy: ## Tidy each module and even out their dependencies
+	@for m in $(MODULES); do echo "go -C $$m mod tidy"; go -C $$m mod tidy; done
+	go work sync
+
+.PHONY: fix
+fix: tidy generate fmt ## Repair what verify-tidy, verify-generate and verify-lint (formatting) complain about
+
+.PHONY: verify
+verify: verify-generate verify-proto verify-tidy verify-lint verify-arch ## Check that generated code, modules, style and structure are in order
+
+.PHONY: verify-generate
+verify-generate: $(BIN)/buf ## Check that the generated code is what the .proto files give
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	(cd proto && buf generate -o "$$out"); \
+	diff -r "$$out/gen" proto/gen || { echo "proto/gen is stale: make generate" >&2; exit 1; }
+
+.PHONY: verify-proto
+verify-proto: $(BIN)/buf ## Lint the .proto files, their format and their compatibility with the main branch
+	cd proto && buf lint
+	cd proto && buf format --diff --exit-code --path crisp
+	@if git cat-file -e origin/main:proto/buf.yaml 2>/dev/null; then \
+		cd proto && buf breaking --against '../.git#ref=origin/main,subdir=proto'; \
+	fi
+
+.PHONY: verify-tidy
+verify-tidy: ## Check that go.mod and go.sum of each module are tidy
+	@for m in $(MODULES); do echo "go -C $$m mod tidy -diff"; go -C $$m mod tidy -diff; done
+
+.PHONY: verify-lint
+verify-lint: $(BIN)/golangci-lint ## Run golangci-lint over all modules, and check the scripts
+	golangci-lint run $$(go list -m -f '{{.Dir}}/...')
+	@scripts=$$(grep -rlE '^#!.*bash' .ci deploy); for s in $$scripts; do bash -n "$$s"; done; \
+	if command -v shellcheck >/dev/null; then shellcheck -x $$scripts; fi
+
+.PHONY: verify-arch
+verify-arch: ## Run the architecture tests
+	$(GO_TEST) -count=1 ./tests/arch/...

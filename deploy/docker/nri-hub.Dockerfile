@@ -1,0 +1,7 @@
+# Image of the hub of the NRI plugins. build.sh makes the context: one tar file with a static
+# program, a passwd file and the folders that volumes are mounted over.
+FROM scratch
+ADD rootfs.tar /
+USER 65532:65532
+ENTRYPOINT ["/usr/bin/nri-hub"]
+CMD ["run"]
