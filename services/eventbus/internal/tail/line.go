@@ -97,6 +97,12 @@ func fields(d events.Delivery) []string {
 		return []string{"container=" + e.GetContainerID(), "exec=" + e.GetExecID(), pid(e.GetPid())}
 	case *eventsv1.SandboxExit:
 		return []string{"sandbox=" + e.GetSandboxID(), fmt.Sprintf("exit=%d", e.GetExitStatus())}
+	case *eventsv1.ContainerCreate:
+		return []string{"container=" + e.GetID(), "image=" + e.GetImage()}
+	case *eventsv1.ContainerDelete:
+		return []string{"container=" + e.GetID()}
+	case *eventv1.SandboxDelete:
+		return []string{"sandbox=" + e.GetSandboxId()}
 	case *eventv1.Gap:
 		return []string{fmt.Sprintf("dropped=%d", e.GetDropped())}
 	case containerEvent:
