@@ -13,6 +13,9 @@ ROOT   := $(CURDIR)
 BIN    := $(ROOT)/.bin
 PINS   := $(BIN)/.pins
 export PATH := $(BIN):$(PATH)
+# Where tests of single packages find what they start.
+export CRISP_TEST_RUNC := $(BIN)/runc
+export CRISP_TEST_CNI_BIN := $(BIN)/cni
 
 SERVICES := cri-gateway sandboxd nri-hub eventbus
 HELPERS  := crisp-init
@@ -22,8 +25,12 @@ MODULES  := proto services/internal $(SERVICES:%=services/%) tests
 # Without a usable git checkout a build carries no revision, instead of failing.
 VCS := $(shell git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || echo -buildvcs=false)
 
+# Builds, tests without the race detector and the linter use the same flags, so that what one of
+# them compiled serves the others.
+SAME_FLAGS   := CGO_ENABLED=0 GOFLAGS=-trimpath
 GO_BUILD     := CGO_ENABLED=0 go build -trimpath $(VCS) -ldflags '-s -w'
-GO_TEST      := go test
+GO_TEST      := $(SAME_FLAGS) go test
+GO_TEST_RACE := go test -race
 TEST_FLAGS   ?=
 E2E_TIMEOUT  ?= 20m
 FUZZTIME     ?= 20s
@@ -144,11 +151,11 @@ test: test-unit test-run test-e2e ## Run all tests: unit tests, `make run`, then
 
 .PHONY: test-unit
 test-unit: system ## Run the unit tests of all modules under the race detector
-	$(GO_TEST) -race -timeout 10m $(TEST_FLAGS) work
+	$(GO_TEST_RACE) -timeout 10m $(TEST_FLAGS) work
 
 .PHONY: test-race
 test-race: system ## Run the unit tests three times over under the race detector
-	$(GO_TEST) -race -count=3 -timeout 20m $(TEST_FLAGS) work
+	$(GO_TEST_RACE) -count=3 -timeout 20m $(TEST_FLAGS) work
 
 .PHONY: test-e2e
 test-e2e: system build parts ## Run the tests that start real processes, runc and CNI plugins (root)
@@ -224,7 +231,7 @@ verify-tidy: ## Check that go.mod and go.sum of each module are tidy
 
 .PHONY: verify-lint
 verify-lint: $(BIN)/golangci-lint ## Run golangci-lint over all modules, and check the scripts
-	golangci-lint run $$(go list -m -f '{{.Dir}}/...')
+	$(SAME_FLAGS) golangci-lint run $$(go list -m -f '{{.Dir}}/...')
 	@scripts=$$(grep -rlE '^#!.*bash' .ci deploy); for s in $$scripts; do bash -n "$$s"; done; \
 	if command -v shellcheck >/dev/null; then shellcheck -x $$scripts; fi
 

@@ -29,9 +29,10 @@ func layers() map[string]map[string]layer {
 			"batch": domain, "operation": domain, "sequence": domain, "status": domain, "validate": domain,
 		},
 		"sandboxd": {
-			"api": handler, "app": wiring, "config": settings,
+			"api": handler, "app": wiring, "config": settings, "inspect": wiring,
 			"containerio": adapter, "controller": adapter, "image": adapter, "namespaces": adapter,
-			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "rootfs": adapter,
+			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
+			"reserve": adapter, "rootfs": adapter,
 			"shim": adapter, "stats": adapter, "store": adapter,
 			"criview": domain, "engine": domain, "pod": domain,
 		},

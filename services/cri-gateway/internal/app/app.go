@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/containerevents"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/eventfeed"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/operation"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/sequence"
@@ -46,6 +47,7 @@ type App struct {
 	ops       *operation.Group
 	sequences *sequence.Sequences
 	streams   *streaming.Server
+	events    *containerevents.Feed // nil without a bus
 	cri       *rpc.Server
 }
 
@@ -102,6 +104,8 @@ func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
 			Containers: a.sandboxd.Containers,
 			Node:       a.sandboxd.Node,
 			Streams:    a.streams,
+			Events:     a.newEvents(observer),
+			Self:       self{a},
 		})),
 		rpc.Service(&criv1.ImageService_ServiceDesc, image.New(a.sandboxd.Images)),
 		rpc.WithoutDeadlineFloor(),
@@ -153,6 +157,25 @@ func (a *App) newStreams() (*streaming.Server, error) {
 	return streaming.New(cfg, a.sandboxd.Containers, a.sandboxd.Sandboxes, a.tel.Log), nil
 }
 
+// newEvents returns the feed of container events as the handlers see it, and keeps it if
+// there is a bus.
+func (a *App) newEvents(observer containerevents.Observer) runtime.Events {
+	if a.cfg.Events.URL == "" {
+		return containerevents.None{}
+	}
+	a.events = containerevents.New(containerevents.Parts{
+		Sandboxes:  a.sandboxd.Sandboxes,
+		Containers: a.sandboxd.Containers,
+		Source: func(ctx context.Context, sink containerevents.Sink) error {
+			return eventfeed.RunChanges(ctx, a.cfg.Events, a.tel, sink)
+		},
+		Connected: func() bool { return busConnected(a.tel.Registry, eventfeed.ChangesRole) },
+		Observer:  observer,
+		Log:       a.tel.Log,
+	})
+	return a.events
+}
+
 // Parts returns what runs, in the order of starting. At the stop the CRI service ends
 // first, then the sessions, then the operations in flight, and the connections last.
 func (a *App) Parts() []lifecycle.Part {
@@ -172,6 +195,9 @@ func (a *App) Parts() []lifecycle.Part {
 				return eventfeed.Run(ctx, a.cfg.Events, a.tel, a.sequences)
 			}))
 		}
+	}
+	if a.events != nil {
+		parts = append(parts, background("container-events", a.events.Run))
 	}
 	return append(parts,
 		a.operations(),

@@ -15,6 +15,8 @@ type metrics struct {
 	failures *prometheus.CounterVec
 	joins    *prometheus.CounterVec
 	held     prometheus.Histogram
+	follow   prometheus.Gauge
+	cut      prometheus.Counter
 }
 
 func newMetrics(tel *telemetry.Telemetry) *metrics {
@@ -37,6 +39,13 @@ func newMetrics(tel *telemetry.Telemetry) *metrics {
 			Name: "crisp_gateway_hub_wait_seconds", Help: "Time that calls were held back for nri-hub.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 12),
 		})),
+		follow: telemetry.Register(tel, prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "crisp_gateway_event_followers", Help: "Clients that follow container events.",
+		})),
+		cut: telemetry.Register(tel, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "crisp_gateway_event_followers_cut_total",
+			Help: "Clients that were cut off from container events because they or the feed fell behind.",
+		})),
 	}
 }
 
@@ -58,3 +67,31 @@ func (m *metrics) Join(kind string) { m.joins.WithLabelValues(kind).Inc() }
 
 // Held implements backend.HubObserver.
 func (m *metrics) Held(d time.Duration) { m.held.Observe(d.Seconds()) }
+
+// Following implements containerevents.Observer.
+func (m *metrics) Following(n int) { m.follow.Set(float64(n)) }
+
+// Cut implements containerevents.Observer.
+func (m *metrics) Cut() { m.cut.Inc() }
+
+// busConnected tells whether a consumer has a connection to the bus. The consumer itself
+// says so only in its metric.
+func busConnected(registry prometheus.Gatherer, role string) bool {
+	families, err := registry.Gather()
+	if err != nil {
+		return false
+	}
+	for _, family := range families {
+		if family.GetName() != "crisp_events_connected" {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				if label.GetName() == "role" && label.GetValue() == role {
+					return metric.GetGauge().GetValue() == 1
+				}
+			}
+		}
+	}
+	return false
+}

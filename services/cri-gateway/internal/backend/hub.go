@@ -85,6 +85,20 @@ func (h *Hub) Ready(context.Context) error {
 	return nil
 }
 
+// statusTime bounds the question for the hub's status.
+const statusTime = time.Second
+
+// Status returns what the hub says of itself and its plugins. It does not wait for a hub
+// that is away. Errors: Unavailable.
+func (h *Hub) Status(ctx context.Context) (*nriv1.GetStatusResponse, error) {
+	if st, _ := h.state.get(); !st.connected {
+		return nil, fmt.Errorf("not connected to nri-hub: %w", errdefs.ErrUnavailable)
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTime)
+	defer cancel()
+	return h.client.GetStatus(ctx, &nriv1.GetStatusRequest{})
+}
+
 // await returns the state of a hub that can be called; ok is false if there is none.
 func (h *Hub) await(ctx context.Context) (st hubState, ok bool, err error) {
 	start := time.Now()

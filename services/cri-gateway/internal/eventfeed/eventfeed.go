@@ -1,5 +1,8 @@
-// Package eventfeed reads from the bus that containers have ended and passes it on, so
-// that plugins hear of containers that end by themselves.
+// Package eventfeed reads from the bus what happened to containers and sandboxes and passes
+// it on: ends, so that plugins hear of containers that end by themselves, and all changes,
+// for those who follow CRI's container events.
+//
+// The two are read independently: a plugin that does not answer holds up no event.
 //
 // The place in the stream is kept by the bus: what was published while the gateway was
 // down is read afterwards. An event may come twice; whoever is told must bear that.

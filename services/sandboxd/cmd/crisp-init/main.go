@@ -24,7 +24,7 @@ func main() {
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && err != syscall.EINTR { //nolint:errorlint // an errno, never wrapped
+		if pid <= 0 && err != syscall.EINTR {
 			return
 		}
 	}

@@ -12,15 +12,18 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/cli"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/app"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := cli.Main(ctx, cli.Program[config.Config]{Name: "sandboxd", Default: config.Default, Run: app.Run}, os.Args[1:], os.Stdout, os.Stderr)
+	err := cli.Main(ctx, cli.Program[config.Config]{
+		Name: "sandboxd", Default: config.Default, Run: app.Run, Extra: inspect.Commands(),
+	}, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
-		os.Exit(1)
+		os.Exit(inspect.ExitCode(err))
 	}
 }

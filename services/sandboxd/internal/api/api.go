@@ -67,9 +67,9 @@ func detach[T any](ctx context.Context, w *Work, limit time.Duration, fn func(ct
 	}
 }
 
-// detachErr is detach for work without a value.
-func detachErr(ctx context.Context, w *Work, limit time.Duration, fn func(ctx context.Context) error) error {
-	_, err := detach(ctx, w, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx) })
+// detachErr is detach for a change without a value.
+func detachErr(ctx context.Context, w *Work, fn func(ctx context.Context) error) error {
+	_, err := detach(ctx, w, changeLimit, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx) })
 	return err
 }
 

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
@@ -77,7 +76,7 @@ func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortCo
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, c.work, changeLimit, func(ctx context.Context) error {
+	err = detachErr(ctx, c.work, func(ctx context.Context) error {
 		return c.engine.AbortContainer(ctx, req.GetContainerId())
 	})
 	if err != nil {
@@ -159,21 +158,6 @@ func (c *Container) GetContainer(_ context.Context, req *containerv1.GetContaine
 	return resp, err
 }
 
-// ListContainers implements ContainerService.
-func (c *Container) ListContainers(_ context.Context, req *containerv1.ListContainersRequest) (*containerv1.ListContainersResponse, error) {
-	recs, err := c.engine.ContainerRecords("")
-	if err != nil {
-		return nil, err
-	}
-	resp := &containerv1.ListContainersResponse{}
-	for _, rec := range recs {
-		if item := criview.Container(rec); criview.MatchContainer(item, req.GetFilter()) {
-			resp.Containers = append(resp.Containers, item)
-		}
-	}
-	return resp, nil
-}
-
 // DescribeContainer implements ContainerService.
 func (c *Container) DescribeContainer(_ context.Context, req *containerv1.DescribeContainerRequest) (*containerv1.DescribeContainerResponse, error) {
 	id, err := c.engine.ContainerID(req.GetContainerId())
@@ -225,35 +209,5 @@ func (c *Container) GetContainerStats(ctx context.Context, req *containerv1.GetC
 	if err != nil {
 		return nil, err
 	}
-	st, err := c.stats.container(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-	return &containerv1.GetContainerStatsResponse{Stats: st}, nil
-}
-
-// ListContainerStats implements ContainerService.
-func (c *Container) ListContainerStats(ctx context.Context, req *containerv1.ListContainerStatsRequest) (*containerv1.ListContainerStatsResponse, error) {
-	recs, err := c.engine.ContainerRecords("")
-	if err != nil {
-		return nil, err
-	}
-	f := req.GetFilter()
-	filter := &criv1.ContainerFilter{Id: f.GetId(), PodSandboxId: f.GetPodSandboxId(), LabelSelector: f.GetLabelSelector()}
-	resp := &containerv1.ListContainerStatsResponse{}
-	for _, rec := range recs {
-		item := criview.Container(rec)
-		if item.GetState() != criv1.ContainerState_CONTAINER_RUNNING || !criview.MatchContainer(item, filter) {
-			continue
-		}
-		st, err := c.stats.container(ctx, rec)
-		if errors.Is(err, errdefs.ErrNotFound) {
-			continue // removed meanwhile
-		}
-		if err != nil {
-			return nil, err
-		}
-		resp.Stats = append(resp.Stats, st)
-	}
-	return resp, nil
+	return &containerv1.GetContainerStatsResponse{Stats: c.stats.container(ctx, rec)}, nil
 }

@@ -70,7 +70,7 @@ func (i *Image) RemoveImage(ctx context.Context, req *imagev1.RemoveImageRequest
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, i.work, changeLimit, func(ctx context.Context) error { return i.images.Remove(ctx, req.GetImage()) })
+	err = detachErr(ctx, i.work, func(ctx context.Context) error { return i.images.Remove(ctx, req.GetImage()) })
 	if err != nil {
 		return nil, err
 	}

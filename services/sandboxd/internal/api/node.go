@@ -1,17 +1,22 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+	"github.com/pelletier/go-toml/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	nodev1 "github.com/crisp-cri/crisp/proto/gen/crisp/node/v1"
+	"github.com/crisp-cri/crisp/services/internal/buildinfo"
+	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 )
 
@@ -87,13 +92,36 @@ func (n *Node) GetStatus(_ context.Context, req *nodev1.GetStatusRequest) (*node
 		RuntimeHandlers: n.cfg.Handlers, Features: n.cfg.Features,
 	}
 	if req.GetVerbose() {
-		text, err := json.Marshal(n.cfg.Config)
+		text, err := n.info()
 		if err != nil {
 			return nil, err
 		}
-		resp.Info = map[string]string{"sandboxd": string(text)}
+		resp.Info = map[string]string{"sandboxd": text}
 	}
 	return resp, nil
+}
+
+// info describes the process for people, in JSON: its configuration by the names of the
+// file, and what it holds.
+func (n *Node) info() (string, error) {
+	var text bytes.Buffer
+	cfg := map[string]any{}
+	err := config.Dump(&text, n.cfg.Config)
+	if err == nil {
+		err = toml.Unmarshal(text.Bytes(), &cfg)
+	}
+	if err != nil {
+		return "", fmt.Errorf("configuration: %w", err)
+	}
+	said := map[string]any{"version": buildinfo.Read().Version, "recovered": n.engine.Recovered(), "config": cfg}
+	if sandboxes, err := n.engine.SandboxRecords(); err == nil {
+		said["sandboxes"] = len(sandboxes)
+	}
+	if containers, err := n.engine.ContainerRecords(""); err == nil {
+		said["containers"] = len(containers)
+	}
+	out, err := json.Marshal(said)
+	return string(out), err
 }
 
 // GetRuntimeConfig implements NodeService. It answers before recovery is done.

@@ -2,11 +2,9 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
@@ -53,7 +51,7 @@ func (s *Sandbox) PrepareSandbox(ctx context.Context, req *sandboxv1.PrepareSand
 
 // CommitSandbox implements SandboxService.
 func (s *Sandbox) CommitSandbox(ctx context.Context, req *sandboxv1.CommitSandboxRequest) (*sandboxv1.CommitSandboxResponse, error) {
-	err := detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error {
+	err := detachErr(ctx, s.work, func(ctx context.Context) error {
 		return s.engine.CommitSandbox(ctx, req.GetSandboxId())
 	})
 	if err != nil {
@@ -68,7 +66,7 @@ func (s *Sandbox) AbortSandbox(ctx context.Context, req *sandboxv1.AbortSandboxR
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error {
+	err = detachErr(ctx, s.work, func(ctx context.Context) error {
 		return s.engine.AbortSandbox(ctx, req.GetSandboxId())
 	})
 	if err != nil {
@@ -118,7 +116,7 @@ func (s *Sandbox) StopSandbox(ctx context.Context, req *sandboxv1.StopSandboxReq
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error { return s.engine.StopSandbox(ctx, id) })
+	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.StopSandbox(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +129,7 @@ func (s *Sandbox) RemoveSandbox(ctx context.Context, req *sandboxv1.RemoveSandbo
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, s.work, changeLimit, func(ctx context.Context) error { return s.engine.RemoveSandbox(ctx, id) })
+	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.RemoveSandbox(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
@@ -162,21 +160,6 @@ func (s *Sandbox) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxReque
 	return resp, err
 }
 
-// ListSandboxes implements SandboxService.
-func (s *Sandbox) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
-	recs, err := s.engine.SandboxRecords()
-	if err != nil {
-		return nil, err
-	}
-	resp := &sandboxv1.ListSandboxesResponse{}
-	for _, rec := range recs {
-		if item := criview.Sandbox(rec); criview.MatchSandbox(item, req.GetFilter()) {
-			resp.Items = append(resp.Items, item)
-		}
-	}
-	return resp, nil
-}
-
 // UpdateSandboxResources implements SandboxService.
 func (s *Sandbox) UpdateSandboxResources(ctx context.Context, req *sandboxv1.UpdateSandboxResourcesRequest) (*sandboxv1.UpdateSandboxResourcesResponse, error) {
 	rec, err := detach(ctx, s.work, changeLimit, func(ctx context.Context) (*recordv1.Sandbox, error) {
@@ -203,29 +186,4 @@ func (s *Sandbox) GetSandboxStats(ctx context.Context, req *sandboxv1.GetSandbox
 		return nil, err
 	}
 	return &sandboxv1.GetSandboxStatsResponse{Stats: st}, nil
-}
-
-// ListSandboxStats implements SandboxService.
-func (s *Sandbox) ListSandboxStats(ctx context.Context, req *sandboxv1.ListSandboxStatsRequest) (*sandboxv1.ListSandboxStatsResponse, error) {
-	recs, err := s.engine.SandboxRecords()
-	if err != nil {
-		return nil, err
-	}
-	f := req.GetFilter()
-	resp := &sandboxv1.ListSandboxStatsResponse{}
-	for _, rec := range recs {
-		match := criview.MatchSandbox(criview.Sandbox(rec), &criv1.PodSandboxFilter{Id: f.GetId(), LabelSelector: f.GetLabelSelector()})
-		if !match || criview.SandboxState(rec) != criv1.PodSandboxState_SANDBOX_READY {
-			continue
-		}
-		st, err := s.stats.sandbox(ctx, rec)
-		if errors.Is(err, errdefs.ErrNotFound) {
-			continue // removed meanwhile
-		}
-		if err != nil {
-			return nil, err
-		}
-		resp.Stats = append(resp.Stats, st)
-	}
-	return resp, nil
 }

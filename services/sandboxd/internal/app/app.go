@@ -10,10 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/proto"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
@@ -33,17 +35,24 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/outbox"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/podfiles"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/preflight"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/reserve"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/rootfs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/hints"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/stats"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
+
+// layerUsageLife is how long the size of a writable layer is taken for current. It is about
+// how often kubelet asks.
+const layerUsageLife = 10 * time.Second
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
@@ -66,6 +75,7 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 type App struct {
 	cfg       config.Config
 	tel       *telemetry.Telemetry
+	reserve   *reserve.Reserve
 	store     *store.Store
 	storage   *storage.Storage
 	images    *image.Service
@@ -80,6 +90,9 @@ type App struct {
 	host      ocispec.Host
 	cgroups   *stats.Reader
 	rootfs    *rootfs.Rootfs
+	// layerUsage remembers what writable layers take.
+	layerUsage *layerusage.Cache
+	features   map[string]*criv1.RuntimeHandlerFeatures // by handler
 }
 
 // New opens the stores and builds every part; nothing is started. Close what it returns.
@@ -94,10 +107,15 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	if err != nil {
 		return nil, err
 	}
+	a.reserve, err = reserve.New(ctx, cfg.Root, tel.Log)
+	if err != nil {
+		return nil, err
+	}
 	a.store, err = store.Open(filepath.Join(cfg.Root, "records.db"))
 	if err != nil {
 		return nil, err
 	}
+	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
 	a.storage, err = storage.Open(ctx, storage.Config{
 		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter,
 	}, tel.Log)
@@ -112,6 +130,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	if err != nil {
 		return nil, err
 	}
+	a.features = a.probeFeatures(ctx)
 	return a, a.buildServer()
 }
 
@@ -144,6 +163,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 	}
 	a.cgroups = stats.New("/sys/fs/cgroup", a.host.CgroupV2)
 	a.rootfs = rootfs.New(a.storage)
+	a.layerUsage = layerusage.New(context.WithoutCancel(ctx), a.rootfs, layerUsageLife)
 	tasks := controller.NewTasks(a.shims)
 	files := podfiles.New(podfiles.Config{StateDir: cfg.Root, RunDir: cfg.State})
 	streams := containerio.New(containerio.Config{
@@ -157,12 +177,12 @@ func (a *App) buildEngine(ctx context.Context) error {
 		BootID: strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
 		ContainerDir: filepath.Join(cfg.Root, "containers"),
 	}, engine.Ports{
-		Store: a.store, Images: a.images, Rootfs: a.rootfs, Network: a.network,
+		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: a.network,
 		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
 			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
 		})},
 		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: streams,
-		Specs: specs, Cgroups: a.cgroups,
+		Specs: specs, Programs: preflight.Programs{}, Cgroups: cgroupPort{a.cgroups},
 	}, tel.Log, tel.Tracer)
 	return nil
 }
@@ -197,13 +217,13 @@ func (a *App) buildEvents() error {
 }
 
 func (a *App) buildServer() error {
-	usage := api.NewStats(a.engine, a.cgroups, layers{a.rootfs, a.storage})
+	usage := api.NewStats(a.engine, a.cgroups, layers{a.layerUsage, a.storage})
 	var err error
 	a.server, err = rpc.NewServer(a.cfg.Server, a.tel,
 		rpc.Service(&sandboxv1.SandboxService_ServiceDesc, api.NewSandbox(a.engine, usage, a.work)),
 		rpc.Service(&containerv1.ContainerService_ServiceDesc, api.NewContainer(a.engine, usage, a.work)),
 		rpc.Service(&imagev1.ImageService_ServiceDesc, api.NewImage(a.images, a.work)),
-		rpc.Service(&nodev1.NodeService_ServiceDesc, api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.host.RecursiveReadOnly))),
+		rpc.Service(&nodev1.NodeService_ServiceDesc, api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.features))),
 	)
 	return err
 }
@@ -214,6 +234,7 @@ func (a *App) Parts() []lifecycle.Part {
 	parts := []lifecycle.Part{
 		a.tel.Part(),
 		admin.Part(a.cfg.Admin, a.tel, admin.Check{Name: "recovery", Ready: a.recovered}),
+		{Name: "reserve", Run: a.reserve.Run},
 		{Name: "network", Run: a.network.Run},
 		{Name: "shim-events", Run: a.serveHints},
 		{Name: "engine", Run: a.runEngine},
@@ -279,6 +300,9 @@ func (a *App) Close() error {
 	}
 	if a.images != nil {
 		a.images.Close()
+	}
+	if a.layerUsage != nil {
+		a.layerUsage.Close()
 	}
 	if a.storage != nil {
 		errs = append(errs, a.storage.Close())

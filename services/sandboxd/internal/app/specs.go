@@ -28,7 +28,7 @@ func (p specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec
 	input := ocispec.Input{
 		ID: in.ContainerID, Config: in.Container, SandboxID: in.SandboxID, SandboxConfig: in.Sandbox,
 		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
-		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, Handler: in.Handler,
+		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, ImageMounts: in.ImageMounts, Handler: in.Handler,
 		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
 	}
 	spec, result, err := p.builder.Build(input)

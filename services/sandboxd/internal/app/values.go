@@ -17,9 +17,9 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/rootfs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
 
@@ -100,7 +100,7 @@ func initBinary(cfg config.Config) (string, error) {
 
 // layers fits the writable layers to the stats.
 type layers struct {
-	*rootfs.Rootfs
+	*layerusage.Cache
 	storage *storage.Storage
 }
 
@@ -110,19 +110,18 @@ var _ api.LayerUsage = layers{}
 func (l layers) Mountpoint(snapshotter string) string { return l.storage.Mountpoint(snapshotter) }
 
 // nodeConfig is what the node says of itself.
-func nodeConfig(cfg config.Config, recursiveReadOnly bool) api.NodeConfig {
-	var list []*criv1.RuntimeHandler
-	add := func(name string) {
-		list = append(list, &criv1.RuntimeHandler{Name: name, Features: &criv1.RuntimeHandlerFeatures{
-			RecursiveReadOnlyMounts: recursiveReadOnly, UserNamespaces: true,
-		}})
-	}
-	add("")
+func nodeConfig(cfg config.Config, features map[string]*criv1.RuntimeHandlerFeatures) api.NodeConfig {
+	list := []*criv1.RuntimeHandler{{Features: features[cfg.Runtime.DefaultHandler]}}
+	userNamespaces := false
 	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Handlers)) {
-		add(name)
+		list = append(list, &criv1.RuntimeHandler{Name: name, Features: features[name]})
+		userNamespaces = userNamespaces || features[name].GetUserNamespaces()
 	}
 	return api.NodeConfig{
-		Handlers: list, Features: &criv1.RuntimeFeatures{SupplementalGroupsPolicy: true},
+		Handlers: list,
+		Features: &criv1.RuntimeFeatures{
+			SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: userNamespaces,
+		},
 		SystemdCgroup: systemdCgroup(cfg), Config: cfg,
 	}
 }

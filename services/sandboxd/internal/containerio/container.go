@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -32,7 +33,7 @@ type containerIO struct {
 	dir     string
 	stdio   pod.Stdio
 	once    bool
-	log     *logFile
+	log     *crilog.File
 	fanout  *fanout
 	sources []*source
 	// done is closed when all output has been written and the log is closed.
@@ -54,7 +55,7 @@ func openContainer(ctx context.Context, dir, id string, spec engine.IOSpec, maxL
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if c.log, err = openLogFile(spec.LogPath, log, dropped); err != nil {
+	if c.log, err = crilog.Open(spec.LogPath, log, dropped); err != nil {
 		return nil, err
 	}
 	out, err := c.open(nameStdout)
@@ -62,14 +63,14 @@ func openContainer(ctx context.Context, dir, id string, spec engine.IOSpec, maxL
 		return nil, err
 	}
 	c.stdio = pod.Stdio{Stdout: out.path, Terminal: spec.Terminal}
-	pumps := map[string]*source{streamStdout: out}
+	pumps := map[string]*source{crilog.Stdout: out}
 	if !spec.Terminal {
 		errs, err := c.open(nameStderr)
 		if err != nil {
 			return nil, err
 		}
 		c.stdio.Stderr = errs.path
-		pumps[streamStderr] = errs
+		pumps[crilog.Stderr] = errs
 	}
 	if spec.Stdin {
 		if err := c.openStdin(); err != nil {
@@ -114,7 +115,7 @@ func (c *containerIO) abandon() error {
 		errs = append(errs, c.stdin.Close())
 	}
 	if c.log != nil {
-		errs = append(errs, c.log.close())
+		errs = append(errs, c.log.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -130,26 +131,26 @@ func (c *containerIO) pump(ctx context.Context, streams map[string]*source, maxL
 		for _, s := range c.sources {
 			_ = s.close()
 		}
-		_ = c.log.close()
+		_ = c.log.Close()
 		close(c.done)
 	}()
 }
 
 // pumpStream writes a stream into the log and to the clients.
 func (c *containerIO) pumpStream(ctx context.Context, name string, s *source, maxLine int) {
-	l := &lines{stream: name, max: maxLine}
+	l := crilog.NewLines(name, maxLine)
 	var records []byte
 	s.copyTo(func(chunk []byte) {
-		if c.log.path != "" {
-			records = l.append(records[:0], chunk, time.Now())
-			c.log.write(ctx, records)
+		if c.log.Path() != "" {
+			records = l.Append(records[:0], chunk, time.Now())
+			c.log.Write(ctx, records)
 			if cap(records) > maxRecords {
 				records = nil
 			}
 		}
 		c.fanout.publish(name, chunk)
 	})
-	c.log.write(ctx, l.flush(nil, time.Now()))
+	c.log.Write(ctx, l.Flush(nil, time.Now()))
 }
 
 // attach connects a client.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -54,10 +55,10 @@ func (f *fanout) join(s pod.Streams) *client {
 		kicked:  make(chan struct{}),
 	}
 	if s.Stdout != nil {
-		c.writers[streamStdout] = s.Stdout
+		c.writers[crilog.Stdout] = s.Stdout
 	}
 	if s.Stderr != nil {
-		c.writers[streamStderr] = s.Stderr
+		c.writers[crilog.Stderr] = s.Stderr
 	}
 	f.mu.Lock()
 	f.clients[c] = struct{}{}

@@ -26,9 +26,6 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// DefaultMaxLineSize is the content of the longest record, as other runtimes have it.
-const DefaultMaxLineSize = 16 << 10
-
 // Config says where the FIFOs lie and how logs are written.
 type Config struct {
 	// Dir holds a folder of FIFOs per container.
@@ -55,9 +52,6 @@ type IO struct {
 
 // New returns the IO of the containers with FIFOs under a folder.
 func New(cfg Config, log *slog.Logger) *IO {
-	if cfg.MaxLineSize <= 0 {
-		cfg.MaxLineSize = DefaultMaxLineSize
-	}
 	return &IO{cfg: cfg, log: log, containers: map[string]*containerIO{}}
 }
 
@@ -113,7 +107,7 @@ func (o *IO) ReopenLog(_ context.Context, containerID string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.log.reopen(); err != nil {
+	if err := c.log.Reopen(); err != nil {
 		return fmt.Errorf("container %q: %w", containerID, err)
 	}
 	return nil

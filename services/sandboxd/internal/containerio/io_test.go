@@ -210,7 +210,6 @@ func TestReopenLosesNothing(t *testing.T) {
 func TestUnsafeLogs(t *testing.T) {
 	dir := t.TempDir()
 	outside := filepath.Join(dir, "outside")
-	regular := filepath.Join(dir, "regular")
 	for path, make := range map[string]func(string) error{
 		"link":                   func(p string) error { return os.Symlink(outside, p) },
 		"fifo":                   func(p string) error { return unix.Mkfifo(p, 0o600) },
@@ -229,52 +228,8 @@ func TestUnsafeLogs(t *testing.T) {
 			t.Errorf("%.40q: %v", path, err)
 		}
 	}
-	if _, err := openSafe("/dev/null"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("device: %v", err)
-	}
 	if _, err := os.Stat(outside); err == nil {
 		t.Error("link was followed")
-	}
-	if err := os.WriteFile(regular, []byte("kept\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, err := openSafe(regular)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fmt.Fprint(f, "new\n")
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
-	if data, _ := os.ReadFile(regular); string(data) != "kept\nnew\n" {
-		t.Errorf("appended: %q", data)
-	}
-}
-
-// A log that cannot be written for a while loses whole records and goes on.
-func TestLogWriteErrors(t *testing.T) {
-	var dropped atomic.Uint64
-	path := filepath.Join(t.TempDir(), "log")
-	l, err := openLogFile(path, slog.New(slog.DiscardHandler), &dropped)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.write(t.Context(), []byte("1\n"))
-	good := l.file
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.file = full
-	l.write(t.Context(), []byte("2\n"))
-	l.file = good
-	l.write(t.Context(), []byte("3\n"))
-	if err := errors.Join(l.close(), full.Close()); err != nil {
-		t.Error(err)
-	}
-	l.write(t.Context(), []byte("4\n"))
-	if data, _ := os.ReadFile(path); string(data) != "1\n3\n" || dropped.Load() != 2 {
-		t.Errorf("log %q, dropped %d", data, dropped.Load())
 	}
 }
 
@@ -477,25 +432,4 @@ func eventually(t *testing.T, ok func() bool) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatal("did not happen in time")
-}
-
-func BenchmarkPump(b *testing.B) {
-	dir := b.TempDir()
-	l := &lines{stream: streamStdout, max: DefaultMaxLineSize}
-	var dropped atomic.Uint64
-	log, err := openLogFile(filepath.Join(dir, "log"), slog.New(slog.DiscardHandler), &dropped)
-	if err != nil {
-		b.Fatal(err)
-	}
-	chunk := bytes.Repeat([]byte(strings.Repeat("x", 79)+"\n"), chunkSize/80)
-	b.SetBytes(int64(len(chunk)))
-	var records []byte
-	for b.Loop() {
-		records = l.append(records[:0], chunk, time.Now())
-		log.write(b.Context(), records)
-		_ = log.file.Truncate(0)
-	}
-	if err := log.close(); err != nil {
-		b.Error(err)
-	}
 }

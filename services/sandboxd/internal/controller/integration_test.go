@@ -23,6 +23,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/client"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
@@ -37,17 +38,38 @@ type node struct {
 	handler pod.Handler
 	rootfs  string
 
-	shims *shim.Manager
-	tasks *controller.Tasks
-	ctl   *controller.Router
-	io    *containerio.IO
-	stop  func()
+	shims  *shim.Manager
+	tasks  *controller.Tasks
+	ctl    *controller.Router
+	io     engine.IO
+	fifos  *containerio.IO
+	events recorder
+	stop   func()
 }
 
-func newNode(t *testing.T) *node {
+// shims are the shims that must all behave the same, by the name of the test.
+var shims = map[string]func(t testing.TB, dir string) pod.Handler{
+	"stock": shimtest.Handler,
+	"crisp": shimtest.Crisp,
+	"crisp with sandbox api": func(t testing.TB, dir string) pod.Handler {
+		h := shimtest.Crisp(t, dir)
+		h.Sandboxer = controller.NameShim
+		return h
+	},
+}
+
+// eachShim runs a test with each shim.
+func eachShim(t *testing.T, test func(t *testing.T, n *node)) {
+	t.Helper()
+	for name, handler := range shims {
+		t.Run(name, func(t *testing.T) { test(t, newNode(t, handler)) })
+	}
+}
+
+func newNode(t *testing.T, handler func(t testing.TB, dir string) pod.Handler) *node {
 	t.Helper()
 	dir := shimtest.Dir(t)
-	n := &node{t: t, dir: dir, handler: shimtest.Handler(t, dir), rootfs: shimtest.Rootfs(t, dir)}
+	n := &node{t: t, dir: dir, handler: handler(t, dir), rootfs: shimtest.Rootfs(t, dir)}
 	n.up()
 	t.Cleanup(func() {
 		for _, i := range n.shims.All() {
@@ -86,7 +108,7 @@ func (n *node) up() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	srv, err := hints.New(n.log(), func(context.Context, string, any) {})
+	srv, err := hints.New(n.log(), n.events.record)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -105,7 +127,7 @@ func (n *node) up() {
 	n.tasks = controller.NewTasks(n.shims)
 	n.ctl = controller.New(n.shims, n.tasks)
 	tasks := n.tasks
-	n.io = containerio.New(containerio.Config{
+	n.fifos = containerio.New(containerio.Config{
 		Dir: filepath.Join(n.dir, "io"),
 		StdinClosed: func(ctx context.Context, id string) {
 			for _, i := range n.shims.All() {
@@ -115,6 +137,20 @@ func (n *node) up() {
 			}
 		},
 	}, n.log())
+	n.io = n.fifos
+	if n.handler.Name == "crisp" {
+		n.io = client.New(client.Config{Execs: n.fifos, Bundle: n.bundleOf})
+	}
+}
+
+// bundleOf finds the pod of a container.
+func (n *node) bundleOf(id string) (string, error) {
+	for _, i := range n.shims.All() {
+		if i.Bundle().HasContainer(id) {
+			return i.Bundle().Dir(), nil
+		}
+	}
+	return "", errdefs.ErrNotFound
 }
 
 // down ends what a process would take with it, gently.
@@ -122,7 +158,7 @@ func (n *node) down() {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if err := n.io.Stop(ctx); err != nil {
+	if err := n.fifos.Stop(ctx); err != nil {
 		n.t.Errorf("io stop: %v", err)
 	}
 	if err := n.shims.Close(); err != nil {
@@ -236,8 +272,10 @@ func (n *node) content(id, stream string) string {
 	return out.String()
 }
 
-func TestExitCodes(t *testing.T) {
-	n := newNode(t)
+func TestExitCodes(t *testing.T) { eachShim(t, testExitCodes) }
+
+func testExitCodes(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	for _, tc := range []struct {
 		name string
@@ -269,7 +307,11 @@ func TestExitCodes(t *testing.T) {
 }
 
 func TestEntryPointNotFoundLeavesNothing(t *testing.T) {
-	n := newNode(t)
+	eachShim(t, testEntryPointNotFoundLeavesNothing)
+}
+
+func testEntryPointNotFoundLeavesNothing(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	for _, args := range [][]string{{"/does/not/exist"}, {"/tmp"}} {
 		id, err := n.container(sb, engine.IOSpec{}, args...)
@@ -285,8 +327,10 @@ func TestEntryPointNotFoundLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestLogIsComplete(t *testing.T) {
-	n := newNode(t)
+func TestLogIsComplete(t *testing.T) { eachShim(t, testLogIsComplete) }
+
+func testLogIsComplete(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	id, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "seq 1 200000; echo -n tail; echo oops >&2")
 	if err != nil {
@@ -308,8 +352,10 @@ func TestLogIsComplete(t *testing.T) {
 	}
 }
 
-func TestExec(t *testing.T) {
-	n := newNode(t)
+func TestExec(t *testing.T) { eachShim(t, testExec) }
+
+func testExec(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
@@ -387,8 +433,10 @@ func (n *node) exec(sb, id string, s pod.Streams, args ...string) (uint32, error
 	return e.Code, err
 }
 
-func TestExecStorm(t *testing.T) {
-	n := newNode(t)
+func TestExecStorm(t *testing.T) { eachShim(t, testExecStorm) }
+
+func testExecStorm(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
@@ -420,7 +468,11 @@ func TestExecStorm(t *testing.T) {
 }
 
 func TestRestartKeepsContainersAndExits(t *testing.T) {
-	n := newNode(t)
+	eachShim(t, testRestartKeepsContainersAndExits)
+}
+
+func testRestartKeepsContainersAndExits(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	lives, err := n.container(sb, engine.IOSpec{Stdin: true, StdinOnce: true}, "/bin/sh", "-c", "echo before; cat")
 	if err != nil {
@@ -464,87 +516,91 @@ func TestRestartKeepsContainersAndExits(t *testing.T) {
 func TestDeadShim(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprintf("away=%v", away), func(t *testing.T) {
-			n := newNode(t)
-			sb := n.sandbox()
-			running, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "sleep 1000 & sleep 1000")
-			if err != nil {
-				t.Fatal(err)
-			}
-			ended, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "exit 5")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if e, err := n.tasks.Wait(t.Context(), sb, ended, ""); err != nil || e.Code != 5 {
-				t.Fatalf("%+v, %v", e, err)
-			}
-			pids, err := n.tasks.Pids(t.Context(), sb, running)
-			if err != nil || len(pids) < 2 {
-				t.Fatalf("pids %v, %v", pids, err)
-			}
-			waited := make(chan error, 1)
-			if !away {
-				go func() {
-					e, err := n.tasks.Wait(context.Background(), sb, running, "")
-					if err == nil && e.Code != 137 {
-						err = fmt.Errorf("code %d", e.Code)
-					}
-					waited <- err
-				}()
-			}
-			time.Sleep(50 * time.Millisecond) // the exit file is written a little after Wait
-			st, _ := n.ctl.Status(t.Context(), sb, false)
-			kill := func() {
-				if err := syscall.Kill(int(st.ShimPid), syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if away {
-				loaded := n.restart(kill)
-				if len(loaded) != 1 || loaded[0].Alive || loaded[0].Err == nil {
-					t.Fatalf("loaded %+v", loaded)
-				}
-			} else {
-				kill()
-				select {
-				case err := <-waited:
-					if err != nil {
-						t.Errorf("wait: %v", err)
-					}
-				case <-time.After(10 * time.Second):
-					t.Fatal("wait did not return")
-				}
-			}
-			for _, pid := range pids {
-				if err := syscall.Kill(int(pid), 0); err == nil && !zombie(pid) {
-					t.Errorf("process %d lives", pid)
-				}
-			}
-			if e, err := n.ctl.Wait(t.Context(), sb); err != nil || e.At.IsZero() {
-				t.Errorf("sandbox wait: %+v, %v", e, err)
-			}
-			if s, err := n.ctl.Status(t.Context(), sb, false); err != nil || s.Alive || s.ExitedAt.IsZero() {
-				t.Errorf("status %+v, %v", s, err)
-			}
-			for id, code := range map[string]uint32{running: 137, ended: 5} {
-				if e, err := n.tasks.Wait(t.Context(), sb, id, ""); err != nil || e.Code != code {
-					t.Errorf("wait: %+v, %v, want %d", e, err, code)
-				}
-				if e, err := n.tasks.Delete(t.Context(), sb, id, ""); err != nil || e.Code != code {
-					t.Errorf("delete: %+v, %v, want %d", e, err, code)
-				}
-				if _, err := n.tasks.Delete(t.Context(), sb, id, ""); !errdefs.IsNotFound(err) {
-					t.Errorf("second delete: %v", err)
-				}
-				if err := n.io.Close(t.Context(), id); err != nil {
-					t.Error(err)
-				}
-			}
-			if _, err := n.tasks.Create(t.Context(), engine.TaskSpec{
-				SandboxID: sb, ContainerID: shimtest.ID(), Handler: n.handler, Spec: []byte("{}"),
-			}); !errdefs.IsUnavailable(err) {
-				t.Errorf("create in a dead pod: %v", err)
-			}
+			eachShim(t, func(t *testing.T, n *node) { testDeadShim(t, n, away) })
 		})
+	}
+}
+
+func testDeadShim(t *testing.T, n *node, away bool) {
+	t.Helper()
+	sb := n.sandbox()
+	running, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "sleep 1000 & sleep 1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "exit 5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := n.tasks.Wait(t.Context(), sb, ended, ""); err != nil || e.Code != 5 {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	pids, err := n.tasks.Pids(t.Context(), sb, running)
+	if err != nil || len(pids) < 2 {
+		t.Fatalf("pids %v, %v", pids, err)
+	}
+	waited := make(chan error, 1)
+	if !away {
+		go func() {
+			e, err := n.tasks.Wait(context.Background(), sb, running, "")
+			if err == nil && e.Code != 137 {
+				err = fmt.Errorf("code %d", e.Code)
+			}
+			waited <- err
+		}()
+	}
+	time.Sleep(50 * time.Millisecond) // the exit file is written a little after Wait
+	st, _ := n.ctl.Status(t.Context(), sb, false)
+	kill := func() {
+		if err := syscall.Kill(int(st.ShimPid), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if away {
+		loaded := n.restart(kill)
+		if len(loaded) != 1 || loaded[0].Alive || loaded[0].Err == nil {
+			t.Fatalf("loaded %+v", loaded)
+		}
+	} else {
+		kill()
+		select {
+		case err := <-waited:
+			if err != nil {
+				t.Errorf("wait: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("wait did not return")
+		}
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(int(pid), 0); err == nil && !zombie(pid) {
+			t.Errorf("process %d lives", pid)
+		}
+	}
+	if e, err := n.ctl.Wait(t.Context(), sb); err != nil || e.At.IsZero() {
+		t.Errorf("sandbox wait: %+v, %v", e, err)
+	}
+	if s, err := n.ctl.Status(t.Context(), sb, false); err != nil || s.Alive || s.ExitedAt.IsZero() {
+		t.Errorf("status %+v, %v", s, err)
+	}
+	for id, code := range map[string]uint32{running: 137, ended: 5} {
+		if e, err := n.tasks.Wait(t.Context(), sb, id, ""); err != nil || e.Code != code {
+			t.Errorf("wait: %+v, %v, want %d", e, err, code)
+		}
+		if e, err := n.tasks.Delete(t.Context(), sb, id, ""); err != nil || e.Code != code {
+			t.Errorf("delete: %+v, %v, want %d", e, err, code)
+		}
+		if _, err := n.tasks.Delete(t.Context(), sb, id, ""); !errdefs.IsNotFound(err) {
+			t.Errorf("second delete: %v", err)
+		}
+		if err := n.io.Close(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := n.tasks.Create(t.Context(), engine.TaskSpec{
+		SandboxID: sb, ContainerID: shimtest.ID(), Handler: n.handler, Spec: []byte("{}"),
+	}); !errdefs.IsUnavailable(err) {
+		t.Errorf("create in a dead pod: %v", err)
 	}
 }
 
@@ -553,8 +609,10 @@ func zombie(pid uint32) bool {
 	return err != nil || strings.Contains(string(data), ") Z ")
 }
 
-func TestSharedInit(t *testing.T) {
-	n := newNode(t)
+func TestSharedInit(t *testing.T) { eachShim(t, testSharedInit) }
+
+func testSharedInit(t *testing.T, n *node) {
+	t.Helper()
 	id := shimtest.ID()
 	err := n.ctl.Create(t.Context(), engine.SandboxSpec{
 		ID: id, Handler: n.handler, InitRootfs: n.mounts(),
@@ -594,8 +652,10 @@ func TestSharedInit(t *testing.T) {
 	}
 }
 
-func TestTerminal(t *testing.T) {
-	n := newNode(t)
+func TestTerminal(t *testing.T) { eachShim(t, testTerminal) }
+
+func testTerminal(t *testing.T, n *node) {
+	t.Helper()
 	sb := n.sandbox()
 	id, err := n.container(sb, engine.IOSpec{Terminal: true, Stdin: true}, "/bin/sh")
 	if err != nil {
@@ -621,8 +681,10 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
-	n := newNode(t)
+func TestManyAtOnce(t *testing.T) { eachShim(t, testManyAtOnce) }
+
+func testManyAtOnce(t *testing.T, n *node) {
+	t.Helper()
 	var g errgroup.Group
 	g.SetLimit(10)
 	sbs := make([]string, 5)
@@ -651,8 +713,10 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestStartTime(t *testing.T) {
-	n := newNode(t)
+func TestStartTime(t *testing.T) { eachShim(t, testStartTime) }
+
+func testStartTime(t *testing.T, n *node) {
+	t.Helper()
 	const rounds = 10
 	var start, end time.Duration
 	for range rounds {

@@ -23,17 +23,20 @@ import (
 
 // Ports are the outside things that the engine works with. All must be set.
 type Ports struct {
-	Store      *store.Store
-	Images     Images
-	Rootfs     Rootfs
-	Network    Network
-	Namespaces Namespaces
-	Files      Files
-	Controller Controller
-	Tasks      Tasks
-	IO         IO
-	Specs      Specs
-	Cgroups    Cgroups
+	Store  *store.Store
+	Images Images
+	Rootfs Rootfs
+	// ImageVolumes mounts images as volumes.
+	ImageVolumes ImageVolumes
+	Network      Network
+	Namespaces   Namespaces
+	Files        Files
+	Controller   Controller
+	Tasks        Tasks
+	IO           IO
+	Specs        Specs
+	Programs     Programs
+	Cgroups      Cgroups
 }
 
 // Config are the engine's values.
@@ -85,7 +88,8 @@ type sandbox struct {
 	handler    pod.Handler
 	files      pod.SandboxFiles
 	namespaces map[string]string
-	session    string // token of the session that prepares it
+	session    string      // token of the session that prepares it
+	doomed     atomic.Bool // its undoing failed and is repeated in the background
 }
 
 // container is one container in memory.
@@ -106,6 +110,8 @@ type container struct {
 	oom      atomic.Bool   // the shim hinted at an OOM kill
 
 	signalled atomic.Bool // the stop signal was sent
+	killed    atomic.Bool // SIGKILL was sent
+	doomed    atomic.Bool // its undoing failed and is repeated in the background
 }
 
 // New returns an engine without objects. Call Recover before anything else.
@@ -208,15 +214,24 @@ func (e *Engine) container(id string) (*container, error) {
 	return c, nil
 }
 
-// SandboxID completes an unambiguous prefix to a sandbox id.
+// SandboxID completes an unambiguous prefix to a sandbox id. While the state is incomplete
+// it fails with ErrUnavailable: what is not known then may exist.
 func (e *Engine) SandboxID(prefix string) (string, error) {
+	err := e.ready()
+	if err != nil {
+		return "", err
+	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return completeID("sandbox", prefix, e.sandboxes)
 }
 
-// ContainerID completes an unambiguous prefix to a container id.
+// ContainerID completes an unambiguous prefix to a container id, as SandboxID does.
 func (e *Engine) ContainerID(prefix string) (string, error) {
+	err := e.ready()
+	if err != nil {
+		return "", err
+	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return completeID("container", prefix, e.containers)

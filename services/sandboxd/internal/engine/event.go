@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
@@ -35,7 +36,7 @@ const (
 
 // event makes an outbox entry. The id must be the same for every repetition of the event.
 func event(ctx context.Context, topic, id string, keep bool, payload proto.Message) (*recordv1.Event, error) {
-	any, err := typeurl.MarshalAny(payload)
+	encoded, err := typeurl.MarshalAny(payload)
 	if err != nil {
 		return nil, fmt.Errorf("event %s: %w", topic, err)
 	}
@@ -43,7 +44,7 @@ func event(ctx context.Context, topic, id string, keep bool, payload proto.Messa
 		Timestamp: timestamppb.Now(),
 		Namespace: pod.Namespace,
 		Topic:     topic,
-		Event:     &anypb.Any{TypeUrl: any.GetTypeUrl(), Value: any.GetValue()},
+		Event:     &anypb.Any{TypeUrl: encoded.GetTypeUrl(), Value: encoded.GetValue()},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("event %s: %w", topic, err)
@@ -62,6 +63,19 @@ func appendEvents(tx *store.Tx, evs ...*recordv1.Event) error {
 		}
 	}
 	return nil
+}
+
+// createEvent tells of a new container and of the sandbox that it is in.
+func createEvent(ctx context.Context, c *recordv1.Container, runtimeType string) (*recordv1.Event, error) {
+	place, err := typeurl.MarshalAny(&eventv1.ContainerPlace{SandboxId: c.GetSandboxId()})
+	if err != nil {
+		return nil, fmt.Errorf("event %s: %w", TopicContainerCreate, err)
+	}
+	return event(ctx, TopicContainerCreate, "container-"+c.GetId(), false, &events.ContainerCreate{
+		ID: c.GetId(), Image: c.GetImageRef(), Runtime: &events.ContainerCreate_Runtime{
+			Name: runtimeType, Options: &anypb.Any{TypeUrl: place.GetTypeUrl(), Value: place.GetValue()},
+		},
+	})
 }
 
 // startEvents are the events of a container's start.

@@ -19,6 +19,9 @@ const (
 	execDrainTime = 10 * time.Second
 	// execKillTime bounds the wait for a killed exec.
 	execKillTime = 10 * time.Second
+	// execEndTime is how long a failed exec waits for the end of its container, which may
+	// be why it failed.
+	execEndTime = 100 * time.Millisecond
 )
 
 // ErrExecTimeout says that a command was killed because its time was up.
@@ -61,7 +64,7 @@ func (e *Engine) Exec(ctx context.Context, id string, req ExecRequest) (int32, e
 	}()
 	err = e.p.Tasks.Exec(ctx, c.sandbox.id, c.id, ExecSpec{ID: execID, Process: e.p.Specs.Exec(spec, req.Cmd, req.TTY), Stdio: io.Stdio()})
 	if err != nil {
-		return 0, fmt.Errorf("exec in container %q: %w", id, err)
+		return 0, fmt.Errorf("exec in container %q: %w", id, e.unlessEnded(ctx, c, err))
 	}
 	defer undo(ctx, func(ctx context.Context) { e.deleteExec(ctx, c, execID) })
 	return e.attend(ctx, c, execID, io, req)
@@ -83,6 +86,26 @@ func (e *Engine) running(id string) (*container, error) {
 	return c, nil
 }
 
+// unlessEnded is err, or, if the container's end is what made the exec fail, an error that
+// says so.
+func (e *Engine) unlessEnded(ctx context.Context, c *container, err error) error {
+	// The OCI runtime sees an end before the shim and this process do.
+	t := time.NewTimer(execEndTime)
+	defer t.Stop()
+	select {
+	case <-c.exited:
+	case <-ctx.Done():
+		return err
+	case <-t.C:
+		st, stateErr := e.p.Tasks.State(ctx, c.sandbox.id, c.id, "")
+		gone := errdefs.IsNotFound(stateErr) || (stateErr == nil && st.Status == "stopped")
+		if !gone && !c.killed.Load() {
+			return err
+		}
+	}
+	return fmt.Errorf("the container has ended: %w: %v", errdefs.ErrFailedPrecondition, err) //nolint:errorlint // the class of the cause must not show
+}
+
 type waited struct {
 	exit pod.Exit
 	err  error
@@ -99,7 +122,7 @@ func (e *Engine) attend(ctx context.Context, c *container, execID string, io Exe
 	defer stopWaiting()
 	_, err := e.p.Tasks.Start(ctx, c.sandbox.id, c.id, execID)
 	if err != nil {
-		return 0, fmt.Errorf("exec %q in container %q: %w", req.Cmd, c.id, err)
+		return 0, fmt.Errorf("exec %q in container %q: %w", req.Cmd, c.id, e.unlessEnded(ctx, c, err))
 	}
 	if req.Started != nil {
 		req.Started()

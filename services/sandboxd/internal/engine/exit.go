@@ -36,7 +36,12 @@ func (e *Engine) followExit(c *container) {
 			if !errdefs.IsNotFound(err) {
 				e.log.WarnContext(ctx, "end of a container is not known", slog.String("container_id", c.id), slog.Any("error", err))
 			}
-			exit = pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now()}
+			exit = pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}
+			// Who is shown as ended must not run on.
+			err := e.p.Cgroups.Clear(ctx, c.id, c.rec.Load().GetCgroupsPath())
+			if err != nil {
+				e.log.WarnContext(ctx, "cgroup of a lost container is not cleared", slog.String("container_id", c.id), slog.Any("error", err))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -59,7 +64,7 @@ func (e *Engine) endContainer(ctx context.Context, c *container, exit pod.Exit) 
 		e.log.DebugContext(ctx, "output is still open after the end", slog.String("container_id", c.id), slog.Any("error", err))
 	}
 	oom := c.oom.Load() || e.p.Cgroups.OOMKills(c.rec.Load().GetCgroupsPath()) > 0
-	ok := e.insist(ctx, "end of a container cannot be recorded", c.id, func(ctx context.Context) error {
+	ok := e.insist(ctx, "record end", c.id, func(ctx context.Context) error {
 		return e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			setExit(r, exit, oom)
 			return exitEvents(ctx, r, c.oom.Load())
@@ -94,27 +99,33 @@ func setExit(r *recordv1.Container, exit pod.Exit, oom bool) {
 		at = time.Now()
 	}
 	r.State = containerExited
-	r.FinishedAt = timestamppb.New(at)
-	if started := r.GetStartedAt(); started != nil && at.Before(started.AsTime()) {
-		r.FinishedAt = started
-	}
+	r.FinishedAt = notBefore(notBefore(timestamppb.New(at), r.GetCreatedAt()), r.GetStartedAt())
 	r.ExitCode = int32(exit.Code) //nolint:gosec // exit codes are 0 to 255
 	switch {
 	case oom && exit.Code == 137:
 		r.Reason = pod.ReasonOOMKilled
 	case exit.Code == 0:
 		r.Reason = pod.ReasonCompleted
-	case exit.Code == pod.ExitCodeUnknown:
+	case exit.Unknown:
 		r.Reason = pod.ReasonUnknown
 	default:
 		r.Reason = pod.ReasonError
 	}
 }
 
+// notBefore is the later of two times; the second may be absent. A clock that was set back
+// must not make an object end before it began.
+func notBefore(at, earliest *timestamppb.Timestamp) *timestamppb.Timestamp {
+	if earliest != nil && at.AsTime().Before(earliest.AsTime()) {
+		return earliest
+	}
+	return at
+}
+
 // deleteTask deletes the task of an ended container and publishes TaskDelete.
 func (e *Engine) deleteTask(ctx context.Context, c *container) {
 	defer closeOnce(c.handled)
-	ok := e.insist(ctx, "task of an ended container cannot be deleted", c.id, func(ctx context.Context) error {
+	ok := e.insist(ctx, "delete task", c.id, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, deleteTime)
 		defer cancel()
 		_, err := e.p.Tasks.Delete(ctx, c.sandbox.id, c.id, "")
@@ -126,7 +137,7 @@ func (e *Engine) deleteTask(ctx context.Context, c *container) {
 	if !ok {
 		return
 	}
-	e.insist(ctx, "end of a task cannot be recorded", c.id, func(ctx context.Context) error {
+	e.insist(ctx, "record deletion", c.id, func(ctx context.Context) error {
 		err := e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			if _, err := e.container(c.id); err != nil {
 				return nil, err // removed meanwhile, with its TaskDelete
@@ -143,7 +154,7 @@ func (e *Engine) deleteTask(ctx context.Context, c *container) {
 }
 
 // insist repeats fn with growing pauses until it succeeds; false means that ctx ended.
-func (e *Engine) insist(ctx context.Context, what, id string, fn func(ctx context.Context) error) bool {
+func (e *Engine) insist(ctx context.Context, step, id string, fn func(ctx context.Context) error) bool {
 	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		err := fn(ctx)
 		if err == nil {
@@ -152,7 +163,8 @@ func (e *Engine) insist(ctx context.Context, what, id string, fn func(ctx contex
 		if ctx.Err() != nil {
 			return false
 		}
-		e.log.WarnContext(ctx, what, slog.String("container_id", id), slog.Any("error", err))
+		e.log.WarnContext(ctx, "step of a container's end failed and is repeated", slog.String("step", step),
+			slog.String("container_id", id), slog.Any("error", err))
 		if !pause(ctx, delay) {
 			return false
 		}

@@ -21,19 +21,38 @@ import (
 type Images interface {
 	// Resolve finds an image by id, digest or name. Errors: ErrNotFound, ErrInvalidArgument.
 	Resolve(ctx context.Context, ref string) (pod.Image, error)
+	// Unpack makes sure that a snapshotter (empty for the default one) has an image's layers
+	// and returns the image as it is there. Errors: ErrNotFound.
+	Unpack(ctx context.Context, img pod.Image, snapshotter string) (pod.Image, error)
+}
+
+// ImageVolumes mounts images on the node as read-only folders, for containers to mount.
+type ImageVolumes interface {
+	// Mount shows an image to a container, seen through ids, and returns the path of what
+	// subPath names inside. The containers of a sandbox share one mount of an image.
+	// Errors: ErrNotFound for a missing image, ErrInvalidArgument for a bad sub path.
+	Mount(ctx context.Context, sandboxID, containerID string, img pod.Image, ids pod.IDMap, subPath string) (path string, err error)
+	// Release takes back what Mount gave a container, or without one everything of the
+	// sandbox. What is gone already is not an error.
+	Release(ctx context.Context, sandboxID, containerID string) error
+	// Holders lists the containers that hold image volumes, by sandbox.
+	Holders() (map[string][]string, error)
 }
 
 // Rootfs makes and removes the root file systems of containers.
 type Rootfs interface {
-	// Prepare makes the writable layer named key on top of an image and returns how to
-	// mount it. Preparing a key twice returns the same layer.
-	Prepare(ctx context.Context, key string, img pod.Image) ([]mount.Mount, error)
+	// Prepare makes the writable layer named key on top of an image, seen through ids, and
+	// returns how to mount it. Preparing a key twice returns the same layer.
+	Prepare(ctx context.Context, key string, img pod.Image, ids pod.IDMap) ([]mount.Mount, error)
 	// Mounts returns how to mount a prepared layer. Errors: ErrNotFound.
 	Mounts(ctx context.Context, key, snapshotter string) ([]mount.Mount, error)
 	// Remove removes a layer; an unknown one is not an error.
 	Remove(ctx context.Context, key, snapshotter string) error
 	// Accounts reads the user and group files of an image, cached by its chain id.
 	Accounts(ctx context.Context, img pod.Image) (pod.Accounts, error)
+	// FillVolumes copies folders of the image below a layer into empty ones of the node, by
+	// the path in the image. A folder that is filled already is left alone.
+	FillVolumes(ctx context.Context, key, snapshotter string, folders map[string]string) error
 	// Usage returns the bytes and inodes of a writable layer.
 	Usage(ctx context.Context, key, snapshotter string) (bytes, inodes uint64, err error)
 	// Keys lists the writable layers of containers, for the removal of orphans.
@@ -230,6 +249,9 @@ type SpecInput struct {
 	TargetPid              uint32            // of the container to share the PID namespace with
 	Files                  pod.SandboxFiles
 	Volumes                []*criv1.Mount // volumes that the image declares
+	// ImageMounts are the paths on the node of images that are mounted as volumes, by
+	// container path.
+	ImageMounts map[string]string
 }
 
 // SpecResult is what building a specification found out.
@@ -267,9 +289,21 @@ type Specs interface {
 	ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container
 }
 
+// Programs looks at programs before they run.
+type Programs interface {
+	// Check says why the program of a created container, whose first process is pid, cannot
+	// be run, as far as that is certain: an OCI runtime finds out when it cannot tell any
+	// more. Errors: ErrFailedPrecondition naming the file.
+	Check(containerID string, pid uint32, process *specs.Process) error
+}
+
 // Cgroups reads and ends what runs in cgroups.
 type Cgroups interface {
 	// OOMKills returns how many processes of a cgroup the kernel killed for lack of memory;
 	// 0 if the cgroup is gone.
 	OOMKills(cgroupsPath string) uint64
+	// Clear kills what still runs in the cgroup of a container or sandbox and removes the
+	// cgroup. One that does not name the id is left alone, and one that is gone is not an
+	// error.
+	Clear(ctx context.Context, id, cgroupsPath string) error
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -60,6 +59,7 @@ func (e *Engine) PrepareContainer(ctx context.Context, session, sandboxID string
 			undoErr := e.destroyContainer(ctx, c)
 			if undoErr != nil {
 				e.log.WarnContext(ctx, "undo of a container is incomplete", slog.String("container_id", c.id), slog.Any("error", undoErr))
+				e.doomContainer(c)
 			}
 		})
 		return "", false, fmt.Errorf("container %q: %w", cfg.GetMetadata().GetName(), err)
@@ -100,7 +100,7 @@ func (e *Engine) admitContainer(ctx context.Context, s *sandbox, session string,
 	}
 	held := holder.rec.Load()
 	switch {
-	case held.GetState() == containerCreated && proto.Equal(held.GetConfig(), cfg):
+	case held.GetState() == containerCreated && sameContainer(held.GetConfig(), cfg):
 		return nil, holder, nil
 	case held.GetState() == containerPreparing:
 		return nil, nil, fmt.Errorf("container %q of this name is being made: %w", holderID, errdefs.ErrUnavailable)
@@ -117,15 +117,29 @@ func (e *Engine) buildContainer(ctx context.Context, c *container) error {
 	if err != nil {
 		return fmt.Errorf("config.image %q: %w", cfg.GetImage().GetImage(), err)
 	}
+	img, err = e.p.Images.Unpack(ctx, img, c.sandbox.handler.Snapshotter)
+	if err != nil {
+		return fmt.Errorf("config.image %q: %w", cfg.GetImage().GetImage(), err)
+	}
+	// From here on the image is in use, and an undo knows where the root file system is.
+	next := proto.CloneOf(c.rec.Load())
+	next.ImageId, next.ImageRef, next.Snapshotter = img.ID, img.Ref, img.Snapshotter
+	c.rec.Store(next)
 	var accounts pod.Accounts
+	var imageMounts map[string]imageMount
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		_, err := e.p.Rootfs.Prepare(gctx, c.id, img)
+		_, err := e.p.Rootfs.Prepare(gctx, c.id, img, pod.IDMapOf(sandboxRec.GetConfig()))
 		return err
 	})
 	g.Go(func() error {
 		var err error
 		accounts, err = e.p.Rootfs.Accounts(gctx, img)
+		return err
+	})
+	g.Go(func() error {
+		var err error
+		imageMounts, err = e.mountImages(gctx, c, cfg)
 		return err
 	})
 	err = g.Wait()
@@ -136,7 +150,10 @@ func (e *Engine) buildContainer(ctx context.Context, c *container) error {
 		SandboxID: c.sandbox.id, ContainerID: c.id,
 		Sandbox: sandboxRec.GetConfig(), Container: cfg, Image: img, Accounts: accounts,
 		Handler: c.sandbox.handler, Namespaces: c.sandbox.namespaces, SandboxPid: sandboxRec.GetPid(),
-		Files: c.sandbox.files, Volumes: e.volumes(c.id, img, cfg),
+		Files: c.sandbox.files, Volumes: e.volumes(c.id, img, cfg), ImageMounts: map[string]string{},
+	}
+	for at, m := range imageMounts {
+		in.ImageMounts[at] = m.path
 	}
 	in.TargetPid, err = e.targetPid(c.sandbox.id, cfg)
 	if err != nil {
@@ -147,8 +164,8 @@ func (e *Engine) buildContainer(ctx context.Context, c *container) error {
 		return err
 	}
 	c.takeBack = result.Undo
-	next := proto.CloneOf(c.rec.Load())
-	next.ImageId, next.ImageRef, next.Snapshotter = img.ID, img.Ref, img.Snapshotter
+	next = proto.CloneOf(c.rec.Load())
+	noteImages(next.GetConfig(), imageMounts)
 	next.User = result.User
 	next.LogPath = logPath(sandboxRec.GetConfig(), cfg)
 	next.StopSignal = stopSignal(cfg, img)
@@ -219,6 +236,10 @@ func stopSignal(cfg *criv1.ContainerConfig, img pod.Image) string {
 
 // CommitContainer applies the NRI adjustment and makes the container visible as CREATED.
 func (e *Engine) CommitContainer(ctx context.Context, id string, adj *nri.ContainerAdjustment) error {
+	err := e.ready()
+	if err != nil {
+		return err
+	}
 	c, err := e.container(id)
 	if err != nil {
 		return err
@@ -253,9 +274,7 @@ func (e *Engine) CommitContainer(ctx context.Context, id string, adj *nri.Contai
 		r.Spec = encoded
 		r.CgroupsPath = spec.Linux.CgroupsPath
 		r.Resources = e.p.Specs.Resources(spec)
-		ev, err := event(ctx, TopicContainerCreate, "container-"+id, false, &events.ContainerCreate{
-			ID: id, Image: r.GetImageRef(), Runtime: &events.ContainerCreate_Runtime{Name: c.sandbox.handler.RuntimeType},
-		})
+		ev, err := createEvent(ctx, r, c.sandbox.handler.RuntimeType)
 		return []*recordv1.Event{ev}, err
 	})
 	if err != nil {
@@ -280,7 +299,26 @@ func (e *Engine) AbortContainer(ctx context.Context, id string) error {
 	if c.rec.Load().GetState() != containerPreparing {
 		return fmt.Errorf("container %q is committed: %w", id, errdefs.ErrFailedPrecondition)
 	}
-	return e.destroyContainer(ctx, c)
+	if _, err := e.container(id); err != nil {
+		return nil //nolint:nilerr // undone by a call that had its turn before
+	}
+	err = e.destroyContainer(ctx, c)
+	if err != nil {
+		e.doomContainer(c)
+	}
+	return err
+}
+
+// doomContainer is doomSandbox for a container.
+func (e *Engine) doomContainer(c *container) {
+	if !c.doomed.CompareAndSwap(false, true) {
+		return
+	}
+	e.background(func(ctx context.Context) {
+		e.insist(ctx, "half-made container cannot be removed yet", c.id, func(ctx context.Context) error {
+			return e.AbortContainer(ctx, c.id)
+		})
+	})
 }
 
 // destroyContainer removes what a container holds on disk that no record names.
@@ -288,6 +326,7 @@ func (e *Engine) destroyContainer(ctx context.Context, c *container) error {
 	rec := c.rec.Load()
 	if c.takeBack != nil {
 		c.takeBack()
+		c.takeBack = nil
 	}
 	err := e.removeStorage(ctx, rec)
 	if err != nil {

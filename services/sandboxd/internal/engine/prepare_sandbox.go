@@ -58,6 +58,7 @@ func (e *Engine) PrepareSandbox(ctx context.Context, session string, cfg *criv1.
 			undoErr := e.destroySandbox(ctx, s)
 			if undoErr != nil {
 				e.log.WarnContext(ctx, "undo of a sandbox is incomplete", slog.String("sandbox_id", s.id), slog.Any("error", undoErr))
+				e.doomSandbox(s)
 			}
 		})
 		return nil, false, fmt.Errorf("sandbox %s/%s: %w", cfg.GetMetadata().GetNamespace(), cfg.GetMetadata().GetName(), err)
@@ -87,8 +88,9 @@ func (e *Engine) admitSandbox(ctx context.Context, s *sandbox) (*recordv1.Sandbo
 		switch {
 		case rec.GetState() == sandboxReady && rec.GetExitedAt() == nil && sameRequest(rec, s.rec.Load()):
 			return rec, nil
-		case rec.GetState() == sandboxPreparing && !e.sessions.isOpen(holder.session):
-			// Its gateway is gone; whoever asks again need not wait for the grace time.
+		case rec.GetState() == sandboxPreparing && (holder.doomed.Load() || !e.sessions.isOpen(holder.session)):
+			// It failed, or its gateway is gone; whoever asks again need not wait for a retry
+			// or the grace time.
 			err := e.AbortSandbox(ctx, holderID)
 			if err != nil {
 				return nil, err
@@ -200,6 +202,10 @@ func sharedPID(cfg *criv1.PodSandboxConfig) bool {
 
 // CommitSandbox makes a prepared sandbox READY and visible.
 func (e *Engine) CommitSandbox(ctx context.Context, id string) error {
+	err := e.ready()
+	if err != nil {
+		return err
+	}
 	s, err := e.sandbox(id)
 	if err != nil {
 		return err
@@ -246,7 +252,22 @@ func (e *Engine) AbortSandbox(ctx context.Context, id string) error {
 	if s.rec.Load().GetState() != sandboxPreparing {
 		return fmt.Errorf("sandbox %q is committed: %w", id, errdefs.ErrFailedPrecondition)
 	}
-	return e.destroySandbox(ctx, s)
+	if _, err := e.sandbox(id); err != nil {
+		return nil //nolint:nilerr // undone by a call that had its turn before
+	}
+	err = e.destroySandbox(ctx, s)
+	if err != nil {
+		e.doomSandbox(s)
+	}
+	return err
+}
+
+// doomSandbox repeats a failed undoing in the background until it succeeds: its session may
+// live for weeks, and the name must become free.
+func (e *Engine) doomSandbox(s *sandbox) {
+	if s.doomed.CompareAndSwap(false, true) {
+		e.background(func(ctx context.Context) { e.abandon(ctx, s) })
+	}
 }
 
 // destroySandbox removes every part of a sandbox that was never committed, and its record.

@@ -140,7 +140,8 @@ func (e *Engine) ImageUsers(_ context.Context, imageID string) []string {
 	defer e.mu.RUnlock()
 	var out []string
 	for id, c := range e.containers {
-		if c.rec.Load().GetImageId() == imageID {
+		rec := c.rec.Load()
+		if rec.GetImageId() == imageID || mountsImage(rec.GetConfig(), imageID) {
 			out = append(out, id)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
@@ -88,35 +89,15 @@ func (e *Engine) index(ctx context.Context, snap store.Snapshot) {
 // recoverSandbox brings one sandbox and its containers up to date.
 func (e *Engine) recoverSandbox(ctx context.Context, s *sandbox) {
 	rec := s.rec.Load()
-	log := e.log.With(slog.String("sandbox_id", s.id))
 	if rec.GetState() == sandboxPreparing {
 		// Nobody can commit it any more: sessions do not outlive this process.
-		e.background(func(ctx context.Context) { e.abandon(ctx, s) })
+		e.doomSandbox(s)
 		return
 	}
 	rebooted := rec.GetBootId() != e.cfg.BootID
-	alive := false
-	if !rebooted {
-		st, err := e.p.Controller.Status(ctx, s.id, false)
-		alive = err == nil && st.Alive
-	}
-	if rec.GetState() == sandboxReady && !alive {
-		state := sandboxReady
-		if rebooted {
-			state = sandboxStopping
-		}
-		err := e.saveSandbox(ctx, s, func(r *recordv1.Sandbox) {
-			r.State = state
-			if r.GetExitedAt() == nil {
-				r.ExitedAt = timestamp(time.Now())
-			}
-		})
-		if err != nil {
-			log.WarnContext(ctx, "end of a sandbox cannot be recorded", slog.Any("error", err))
-			next := proto.CloneOf(s.rec.Load())
-			next.ExitedAt = timestamp(time.Now())
-			s.rec.Store(next)
-		}
+	alive := !rebooted && e.mayLive(ctx, s.id)
+	if rec.GetState() == sandboxReady && !alive && (rebooted || rec.GetExitedAt() == nil) {
+		e.endSandbox(ctx, s, rebooted)
 	}
 	for _, c := range e.containersOf(s.id) {
 		e.recoverContainer(ctx, c, rebooted)
@@ -124,14 +105,62 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *sandbox) {
 	switch {
 	case rebooted && s.rec.Load().GetState() != sandboxStopped:
 		// Addresses of before the boot are released without waiting for kubelet.
-		e.background(func(ctx context.Context) {
-			err := e.StopSandbox(ctx, s.id)
-			if err != nil {
-				log.WarnContext(ctx, "sandbox of before the reboot is not stopped yet", slog.Any("error", err))
-			}
-		})
+		e.background(func(ctx context.Context) { e.stopAfterReboot(ctx, s) })
 	case alive && s.rec.Load().GetState() == sandboxReady:
 		e.watchSandbox(s)
+	}
+}
+
+// stopAfterReboot stops a sandbox of before the reboot once the state is complete, until
+// it succeeds.
+func (e *Engine) stopAfterReboot(ctx context.Context, s *sandbox) {
+	select {
+	case <-e.recovered:
+	case <-ctx.Done():
+		return
+	}
+	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
+		err := e.StopSandbox(ctx, s.id)
+		if err == nil {
+			return
+		}
+		e.log.WarnContext(ctx, "sandbox of before the reboot is not stopped yet", slog.String("sandbox_id", s.id), slog.Any("error", err))
+		if !pause(ctx, delay) {
+			return
+		}
+	}
+}
+
+// mayLive says whether a sandbox lives or does not answer for now; the latter's end shows
+// when it is watched.
+func (e *Engine) mayLive(ctx context.Context, id string) bool {
+	st, err := e.p.Controller.Status(ctx, id, false)
+	if err != nil {
+		return !errdefs.IsNotFound(err)
+	}
+	return st.Alive || st.ExitedAt.IsZero()
+}
+
+// endSandbox notes the end of a sandbox that ended unseen.
+func (e *Engine) endSandbox(ctx context.Context, s *sandbox, rebooted bool) {
+	end := func(r *recordv1.Sandbox) {
+		if rebooted {
+			r.State = sandboxStopping
+		}
+		if r.GetExitedAt() == nil {
+			r.ExitedAt = timestamp(time.Now())
+		}
+	}
+	ev, err := event(ctx, TopicSandboxExit, "exit-"+s.id, true,
+		&events.SandboxExit{SandboxID: s.id, ExitStatus: pod.ExitCodeUnknown, ExitedAt: timestamp(time.Now())})
+	if err == nil {
+		err = e.saveSandbox(ctx, s, end, ev)
+	}
+	if err != nil {
+		e.log.WarnContext(ctx, "end of a sandbox cannot be recorded", slog.String("sandbox_id", s.id), slog.Any("error", err))
+		next := proto.CloneOf(s.rec.Load())
+		end(next)
+		s.rec.Store(next)
 	}
 }
 
@@ -159,6 +188,8 @@ func (e *Engine) recoverContainer(ctx context.Context, c *container, rebooted bo
 	switch {
 	case rec.GetState() == containerCreated && !rebooted:
 		e.recoverStart(ctx, c)
+	case rec.GetState() == containerCreated:
+		e.discardAtReboot(ctx, c)
 	case rec.GetState() == containerRunning && rebooted:
 		closeOnce(c.started)
 		e.endAtReboot(ctx, c)
@@ -170,6 +201,10 @@ func (e *Engine) recoverContainer(ctx context.Context, c *container, rebooted bo
 		closeOnce(c.exited)
 		if rec.GetTaskDeleted() {
 			closeOnce(c.handled)
+			return
+		}
+		if rec.GetPid() == 0 {
+			e.background(func(ctx context.Context) { e.deleteFailedLater(ctx, c) })
 			return
 		}
 		e.background(func(ctx context.Context) { e.deleteTask(ctx, c) })
@@ -189,13 +224,15 @@ func (e *Engine) resume(ctx context.Context, c *container) {
 // runs is taken over, one that does not is deleted and the container can be started again.
 func (e *Engine) recoverStart(ctx context.Context, c *container) {
 	st, err := e.p.Tasks.State(ctx, c.sandbox.id, c.id, "")
-	if err != nil {
-		return // never started
+	if err != nil && !errdefs.IsNotFound(err) {
+		return // the shim does not answer: what there is of a task ends with it
 	}
-	if st.Status == "running" || st.Status == "stopped" {
+	// A task that the shim does not know may still have a bundle, which would be in the way
+	// of the next start: the deletion removes that too.
+	if err == nil && (st.Status == "running" || st.Status == "stopped") {
 		err = e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			r.State, r.Pid, r.BootId = containerRunning, st.Pid, e.cfg.BootID
-			r.StartedAt = timestamp(time.Now())
+			r.StartedAt = notBefore(timestamp(time.Now()), r.GetCreatedAt())
 			return startEvents(ctx, r)
 		})
 		if err == nil {
@@ -204,16 +241,61 @@ func (e *Engine) recoverStart(ctx context.Context, c *container) {
 			return
 		}
 	}
-	_, err = e.p.Tasks.Delete(ctx, c.sandbox.id, c.id, "")
-	if err != nil && !errdefs.IsNotFound(err) {
-		e.log.WarnContext(ctx, "half-started task remains", slog.String("container_id", c.id), slog.Any("error", err))
+	done, err := c.turn.take(ctx) // the next start waits
+	if err != nil {
+		return
 	}
+	e.background(func(ctx context.Context) {
+		defer done()
+		e.dropHalfStarted(ctx, c)
+	})
+}
+
+// dropHalfStarted deletes what there is of a task that never ran until nothing is left. The
+// shim may still be at the creation that it was asked for, so one look is not enough.
+func (e *Engine) dropHalfStarted(ctx context.Context, c *container) {
+	for {
+		_, err := e.p.Tasks.Delete(ctx, c.sandbox.id, c.id, "")
+		if errdefs.IsNotFound(err) {
+			return
+		}
+		if err != nil {
+			e.log.WarnContext(ctx, "half-started task remains", slog.String("container_id", c.id), slog.Any("error", err))
+			return
+		}
+		if !pause(ctx, retryFirst) {
+			return
+		}
+	}
+}
+
+// discardAtReboot shows a container that was never started as ended: nothing of what was
+// made for it is left to start.
+func (e *Engine) discardAtReboot(ctx context.Context, c *container) {
+	end := func(r *recordv1.Container) {
+		setExit(r, pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}, false)
+		r.Message = "the node was restarted before the container was started"
+		r.TaskDeleted = true
+	}
+	err := e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
+		end(r)
+		return nil, nil
+	})
+	if err != nil {
+		e.log.WarnContext(ctx, "end at reboot cannot be recorded", slog.String("container_id", c.id), slog.Any("error", err))
+		next := proto.CloneOf(c.rec.Load())
+		end(next)
+		c.rec.Store(next)
+	}
+	closeOnce(c.started)
+	closeOnce(c.exited)
+	closeOnce(c.handled)
 }
 
 // endAtReboot records the end of a container that the node took down with it.
 func (e *Engine) endAtReboot(ctx context.Context, c *container) {
 	err := e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
-		setExit(r, pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now()}, false)
+		setExit(r, pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}, false)
 		r.Message = "the node was restarted while the container ran"
 		r.TaskDeleted = true
 		exit, err := exitEvent(ctx, r)
@@ -226,7 +308,7 @@ func (e *Engine) endAtReboot(ctx context.Context, c *container) {
 	if err != nil {
 		e.log.WarnContext(ctx, "end at reboot cannot be recorded", slog.String("container_id", c.id), slog.Any("error", err))
 		next := proto.CloneOf(c.rec.Load())
-		setExit(next, pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now()}, false)
+		setExit(next, pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}, false)
 		c.rec.Store(next)
 	}
 	closeOnce(c.exited)
@@ -263,6 +345,7 @@ func (e *Engine) removeOrphans(ctx context.Context, shims []string) {
 			e.logOrphan(ctx, "root file system", key, err)
 		}
 	}
+	e.releaseOrphanedImages(ctx)
 	entries, err := os.ReadDir(e.cfg.ContainerDir)
 	if err != nil && !os.IsNotExist(err) {
 		e.log.WarnContext(ctx, "container folders cannot be listed", slog.Any("error", err))

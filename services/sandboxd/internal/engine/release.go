@@ -12,7 +12,7 @@ import (
 
 const (
 	releaseFirst = time.Second
-	releaseMost  = time.Minute
+	releaseMost  = 15 * time.Second
 )
 
 // oweRelease repeats a CNI DEL in the background until it succeeds.

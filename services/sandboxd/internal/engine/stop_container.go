@@ -80,6 +80,7 @@ func (e *Engine) terminate(ctx context.Context, c *container, timeout time.Durat
 
 // kill kills all processes of a container and waits for its end.
 func (e *Engine) kill(ctx context.Context, c *container) error {
+	c.killed.Store(true)
 	err := e.p.Tasks.Kill(ctx, c.sandbox.id, c.id, "", syscall.SIGKILL, true)
 	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 		select {
@@ -112,20 +113,13 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) (*ContainerView
 	if errdefs.IsNotFound(err) || c.rec.Load().GetState() == containerPreparing {
 		return nil, nil //nolint:nilnil // an unknown container is a regular answer
 	}
-	err = e.stop(ctx, c, 0)
+	done, err := e.stopForGood(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("remove container %q: %w", id, err)
-	}
-	done, err := c.turn.take(ctx)
-	if err != nil {
-		return nil, err
 	}
 	defer done()
 	if _, err := e.container(id); err != nil {
 		return nil, nil //nolint:nilnil // removed by a call that had its turn before
-	}
-	if c.rec.Load().GetState() == containerRunning { // started between the stop and this turn
-		return nil, fmt.Errorf("container %q was started meanwhile: %w", id, errdefs.ErrAborted)
 	}
 	v := e.view(c)
 	err = e.discard(ctx, c)
@@ -135,17 +129,47 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) (*ContainerView
 	return &v, nil
 }
 
+// stopForGood kills a container and takes its turn, in which nothing can start it any more.
+func (e *Engine) stopForGood(ctx context.Context, c *container) (done func(), err error) {
+	for {
+		err := e.stop(ctx, c, 0)
+		if err != nil {
+			return nil, err
+		}
+		done, err := c.turn.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if c.rec.Load().GetState() != containerRunning {
+			return done, nil
+		}
+		done() // started between the stop and this turn, which happens only once
+	}
+}
+
 // discard removes everything of an ended container, its record last.
 func (e *Engine) discard(ctx context.Context, c *container) error {
 	rec := c.rec.Load()
 	var deleted *recordv1.Event
-	if !rec.GetTaskDeleted() && rec.GetPid() != 0 {
+	switch {
+	case rec.GetTaskDeleted():
+	case rec.GetPid() != 0:
 		_, err := e.p.Tasks.Delete(ctx, c.sandbox.id, c.id, "")
 		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete task: %w", err)
 		}
+	case rec.GetState() == containerExited: // of a failed start
+		err := e.endTask(ctx, c)
+		if err != nil {
+			return fmt.Errorf("delete task: %w", err)
+		}
 	}
-	err := errors.Join(e.p.IO.Close(ctx, c.id), e.removeStorage(ctx, rec))
+	// The shim has done this already, unless its bundle was lost.
+	err := e.p.Cgroups.Clear(ctx, c.id, rec.GetCgroupsPath())
+	if err != nil {
+		return fmt.Errorf("clear cgroup: %w", err)
+	}
+	err = errors.Join(e.p.IO.Close(ctx, c.id), e.removeStorage(ctx, rec))
 	if err != nil {
 		return err
 	}
@@ -191,6 +215,10 @@ func (e *Engine) removeStorage(ctx context.Context, rec *recordv1.Container) err
 	err := e.p.Rootfs.Remove(ctx, rec.GetId(), rec.GetSnapshotter())
 	if err != nil {
 		return fmt.Errorf("remove root file system: %w", err)
+	}
+	err = e.p.ImageVolumes.Release(ctx, rec.GetSandboxId(), rec.GetId())
+	if err != nil {
+		return fmt.Errorf("release image volumes: %w", err)
 	}
 	err = os.RemoveAll(filepath.Join(e.cfg.ContainerDir, rec.GetId()))
 	if err != nil {

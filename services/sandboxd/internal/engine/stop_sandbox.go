@@ -116,11 +116,11 @@ func (e *Engine) teardown(ctx context.Context, s *sandbox) error {
 			netErr = fmt.Errorf("detach network: %w", netErr)
 		}
 	}
-	err := errors.Join(netErr, <-shim)
+	err := errors.Join(netErr, <-shim, e.clearInit(ctx, s))
 	if err != nil {
 		return fmt.Errorf("stop sandbox %q: %w", s.id, err)
 	}
-	err = e.p.Namespaces.Unpin(ctx, s.id)
+	err = errors.Join(e.p.Namespaces.Unpin(ctx, s.id), e.p.ImageVolumes.Release(ctx, s.id, ""))
 	if err != nil {
 		return fmt.Errorf("stop sandbox %q: %w", s.id, err)
 	}
@@ -135,6 +135,24 @@ func (e *Engine) teardown(ctx context.Context, s *sandbox) error {
 			r.ExitedAt = timestamp(time.Now())
 		}
 	}, ev)
+}
+
+// clearInit ends a pod's own process, whose shim has done so already unless its bundle was
+// lost.
+func (e *Engine) clearInit(ctx context.Context, s *sandbox) error {
+	cfg := s.rec.Load().GetConfig()
+	if !sharedPID(cfg) {
+		return nil
+	}
+	init, err := e.p.Specs.Init(SpecInput{SandboxID: s.id, Sandbox: cfg, Handler: s.handler, Namespaces: s.namespaces})
+	if err != nil || init.Linux == nil {
+		return nil //nolint:nilerr // what cannot be described was not started
+	}
+	err = e.p.Cgroups.Clear(ctx, s.id, init.Linux.CgroupsPath)
+	if err != nil {
+		return fmt.Errorf("clear cgroup: %w", err)
+	}
+	return nil
 }
 
 func (e *Engine) shutdownShim(ctx context.Context, id string) error {

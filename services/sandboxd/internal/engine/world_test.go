@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -88,7 +89,9 @@ func (w *world) called(op string) int {
 }
 
 // end ends a container's process.
-func (w *world) end(id string, code uint32) {
+func (w *world) end(id string, code uint32) { w.endAt(id, code, time.Now()) }
+
+func (w *world) endAt(id string, code uint32, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.procs[id]
@@ -96,7 +99,7 @@ func (w *world) end(id string, code uint32) {
 		return
 	}
 	p.state = "stopped"
-	p.exit = pod.Exit{Pid: 42, Code: code, At: time.Now()}
+	p.exit = pod.Exit{Pid: 42, Code: code, At: at}
 	close(p.done)
 }
 
@@ -128,8 +131,8 @@ func start(t *testing.T, w *world, bootID string) *node {
 		Handlers: map[string]pod.Handler{"runc": {Name: "runc"}}, DefaultHandler: "runc", BootID: bootID,
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
-		Store: st, Images: images{}, Rootfs: rootfs{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
-		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Cgroups: cgroups{},
+		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
+		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Programs: programs{w}, Cgroups: cgroups{w},
 	}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
 	err = e.Recover(t.Context(), nil)
 	if err != nil {
@@ -180,17 +183,53 @@ func (images) Resolve(_ context.Context, ref string) (pod.Image, error) {
 	return pod.Image{ID: "sha256:1", Ref: ref + "@sha256:2", Name: ref, Snapshotter: "overlayfs"}, nil
 }
 
+func (images) Unpack(_ context.Context, img pod.Image, _ string) (pod.Image, error) { return img, nil }
+
+type imageVolumes struct{ w *world }
+
+func (v imageVolumes) Mount(_ context.Context, sandboxID, containerID string, img pod.Image, _ pod.IDMap, subPath string) (string, error) {
+	return "/volumes/" + img.ID + "/" + subPath, v.w.do("volumes.mount", func() { v.w.holds["volumes "+sandboxID+" "+containerID] = true })
+}
+
+func (v imageVolumes) Release(_ context.Context, sandboxID, containerID string) error {
+	return v.w.do("volumes.release", func() {
+		for k := range v.w.holds {
+			if k == "volumes "+sandboxID+" "+containerID || containerID == "" && strings.HasPrefix(k, "volumes "+sandboxID+" ") {
+				delete(v.w.holds, k)
+			}
+		}
+	})
+}
+
+func (v imageVolumes) Holders() (map[string][]string, error) {
+	out := map[string][]string{}
+	for _, h := range v.w.held() {
+		var s, c string
+		if n, _ := fmt.Sscanf(h, "volumes %s %s", &s, &c); n == 2 {
+			out[s] = append(out[s], c)
+		}
+	}
+	return out, nil
+}
+
 type rootfs struct{ w *world }
 
-func (r rootfs) Prepare(_ context.Context, key string, _ pod.Image) ([]mount.Mount, error) {
+func (r rootfs) FillVolumes(context.Context, string, string, map[string]string) error {
+	return r.w.do("rootfs.fill", func() {})
+}
+
+func (r rootfs) Prepare(_ context.Context, key string, _ pod.Image, _ pod.IDMap) ([]mount.Mount, error) {
 	return nil, r.w.do("rootfs.prepare", func() { r.w.holds["rootfs "+key] = true })
 }
+
 func (r rootfs) Mounts(context.Context, string, string) ([]mount.Mount, error) {
 	return nil, r.w.do("rootfs.mounts", func() {})
 }
+
 func (r rootfs) Remove(_ context.Context, key, _ string) error {
 	return r.w.do("rootfs.remove", func() { delete(r.w.holds, "rootfs "+key) })
 }
+
 func (r rootfs) Accounts(context.Context, pod.Image) (pod.Accounts, error) {
 	return pod.Accounts{}, r.w.do("rootfs.accounts", func() {})
 }
@@ -215,6 +254,7 @@ func (n network) Attach(_ context.Context, req pod.NetworkRequest) (pod.NetworkR
 	n.w.mu.Unlock()
 	return pod.NetworkResult{IPs: []string{"10.0.0.2", "fd00::2"}, Raw: []byte(`{}`)}, n.w.do("network.attach", func() {})
 }
+
 func (n network) Detach(_ context.Context, req pod.NetworkRequest, _ []byte) error {
 	return n.w.do("network.detach", func() { delete(n.w.holds, "network "+req.SandboxID) })
 }
@@ -229,6 +269,7 @@ type namespaces struct{ w *world }
 func (n namespaces) Pin(_ context.Context, id string, _ engine.PinRequest) (map[string]string, error) {
 	return map[string]string{"network": "/ns/" + id}, n.w.do("namespaces.pin", func() { n.w.holds["namespaces "+id] = true })
 }
+
 func (n namespaces) Unpin(_ context.Context, id string) error {
 	return n.w.do("namespaces.unpin", func() { delete(n.w.holds, "namespaces "+id) })
 }
@@ -248,9 +289,11 @@ type controller struct{ w *world }
 func (c controller) Create(_ context.Context, spec engine.SandboxSpec) error {
 	return c.w.do("controller.create", func() { c.w.holds["bundle "+spec.ID] = true })
 }
+
 func (c controller) Start(_ context.Context, id string) (engine.Instance, error) {
 	return engine.Instance{CreatedAt: time.Now()}, c.w.do("controller.start", func() { c.w.holds["shim "+id] = true })
 }
+
 func (controller) Platform(context.Context, string) (ocispec.Platform, error) {
 	return ocispec.Platform{}, nil
 }
@@ -259,31 +302,42 @@ func (c controller) Wait(ctx context.Context, _ string) (pod.Exit, error) {
 	<-ctx.Done()
 	return pod.Exit{}, ctx.Err()
 }
+
 func (c controller) Status(_ context.Context, id string, _ bool) (engine.ControllerStatus, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return engine.ControllerStatus{Alive: c.w.holds["shim "+id]}, nil
 }
+
 func (c controller) Shutdown(_ context.Context, id string) error {
 	return c.w.do("controller.shutdown", func() {
 		delete(c.w.holds, "bundle "+id)
 		delete(c.w.holds, "shim "+id)
 	})
 }
+
 func (controller) Metrics(context.Context, string) (*anypb.Any, error) {
 	return nil, errdefs.ErrNotImplemented
 }
+
 func (controller) Update(context.Context, string, *specs.LinuxResources, map[string]string) error {
 	return nil
 }
 
 type tasks struct{ w *world }
 
+// onlyBundle is the state of a task that has a bundle and is not known to its shim.
+const onlyBundle = "only a bundle"
+
 func (k tasks) Create(_ context.Context, spec engine.TaskSpec) (uint32, error) {
+	if _, err := k.w.proc(spec.ContainerID); err == nil {
+		return 0, errdefs.ErrAlreadyExists
+	}
 	return 42, k.w.do("tasks.create", func() {
 		k.w.procs[spec.ContainerID] = &proc{state: "created", done: make(chan struct{})}
 	})
 }
+
 func (k tasks) Start(_ context.Context, _, id, _ string) (uint32, error) {
 	return 42, k.w.do("tasks.start", func() { k.w.procs[id].state = "running" })
 }
@@ -300,6 +354,7 @@ func (k tasks) Wait(ctx context.Context, _, id, _ string) (pod.Exit, error) {
 		return pod.Exit{}, ctx.Err()
 	}
 }
+
 func (k tasks) Kill(_ context.Context, _, id, _ string, sig syscall.Signal, _ bool) error {
 	p, err := k.w.proc(id)
 	if err != nil {
@@ -314,6 +369,7 @@ func (k tasks) Kill(_ context.Context, _, id, _ string, sig syscall.Signal, _ bo
 	}
 	return nil
 }
+
 func (k tasks) Delete(_ context.Context, _, id, _ string) (pod.Exit, error) {
 	p, err := k.w.proc(id)
 	if err != nil {
@@ -322,10 +378,14 @@ func (k tasks) Delete(_ context.Context, _, id, _ string) (pod.Exit, error) {
 	k.w.end(id, 137)
 	return p.exit, k.w.do("tasks.delete", func() { delete(k.w.procs, id) })
 }
+
 func (k tasks) State(_ context.Context, _, id, _ string) (engine.TaskState, error) {
 	p, err := k.w.proc(id)
 	if err != nil {
 		return engine.TaskState{}, err
+	}
+	if p.state == onlyBundle {
+		return engine.TaskState{}, errdefs.ErrNotFound
 	}
 	return engine.TaskState{Status: p.state, Pid: 42}, nil
 }
@@ -352,6 +412,7 @@ func (ioPort) Drain(context.Context, string) error               { return nil }
 func (i ioPort) Close(_ context.Context, id string) error {
 	return i.w.do("io.close", func() { delete(i.w.holds, "io "+id) })
 }
+
 func (ioPort) OpenExec(context.Context, string, string, bool, pod.Streams) (engine.ExecIO, error) {
 	return nil, errdefs.ErrNotImplemented
 }
@@ -372,12 +433,15 @@ func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	}
 	return nil
 }
+
 func (specPort) Merge(_, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
 	return update
 }
+
 func (specPort) MergeNRI(c *criv1.LinuxContainerResources, _ *nri.LinuxResources) *criv1.LinuxContainerResources {
 	return c
 }
+
 func (specPort) SetResources(*specs.Spec, *criv1.LinuxContainerResources, *nri.LinuxResources) (*specs.LinuxResources, error) {
 	return &specs.LinuxResources{}, nil
 }
@@ -385,6 +449,7 @@ func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return n
 func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {
 	return &nri.PodSandbox{Id: s.GetId(), Ips: s.GetIps()}
 }
+
 func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container {
 	v := &nri.Container{Id: c.GetId(), PodSandboxId: c.GetSandboxId()}
 	if spec.Process != nil {
@@ -393,9 +458,19 @@ func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Cont
 	return v
 }
 
-type cgroups struct{}
+type programs struct{ w *world }
+
+func (p programs) Check(string, uint32, *specs.Process) error {
+	return p.w.do("programs.check", func() {})
+}
+
+type cgroups struct{ w *world }
 
 func (cgroups) OOMKills(string) uint64 { return 0 }
+
+func (g cgroups) Clear(_ context.Context, id, _ string) error {
+	return g.w.do("cgroups.clear", func() { delete(g.w.holds, "cgroup "+id) })
+}
 
 var errInjected = errors.New("injected")
 

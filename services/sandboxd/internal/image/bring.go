@@ -41,9 +41,10 @@ func (s *Service) bring(ctx context.Context, session *registry.Session, root oci
 		}
 	}
 	manifest := path[len(path)-1]
-	err = s.unpack(ctx, session, manifest, snapshotter)
+	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, session, desc) }
+	err = s.unpack(ctx, manifest, snapshotter, fetch)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
-		err = s.unpack(ctx, session, manifest, snapshotter)
+		err = s.unpack(ctx, manifest, snapshotter, fetch)
 	}
 	if err != nil {
 		return nil, root, err
@@ -138,7 +139,7 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 // unpack fetches the configuration and the layers, several at a time, and extracts each as
 // soon as it and those below are there. Extraction is one after the other: a layer may leave
 // out folders whose owner and mode are those of the layers below.
-func (s *Service) unpack(ctx context.Context, session *registry.Session, manifest registry.Document, snapshotter string) error {
+func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapshotter string, bring func(context.Context, ocispec.Descriptor) error) error {
 	sn, name, err := s.st.Snapshotter(snapshotter)
 	if err != nil {
 		return err
@@ -160,7 +161,7 @@ func (s *Service) unpack(ctx context.Context, session *registry.Session, manifes
 		if desc.Digest == manifest.Desc.Digest {
 			return append([]ocispec.Descriptor{manifest.Manifest.Config}, manifest.Manifest.Layers...), nil
 		}
-		return nil, s.fetch(ctx, session, desc)
+		return nil, bring(ctx, desc)
 	})
 	err = images.Dispatch(work, u.Unpack(fetch), nil, manifest.Desc)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/keylock"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -38,7 +39,7 @@ type Service struct {
 	pinned wildcards
 
 	pulls   flights
-	shared  *keyLock
+	shared  *keylock.Locks // of blobs and layers: pulls that share one fetch and extract it once
 	catalog atomic.Pointer[catalog]
 
 	reloading sync.Mutex
@@ -54,7 +55,7 @@ func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer,
 	return &Service{
 		cfg: cfg, st: st, log: log, tracer: tracer, inUse: inUse,
 		pinned: newWildcards(cfg.PinnedImages),
-		shared: newKeyLock(),
+		shared: keylock.New(),
 	}
 }
 

@@ -57,6 +57,26 @@ func (c *CNI) forget(sandboxID string) error {
 	return nil
 }
 
+// sweep removes temporary files of a process that was killed while it remembered. Nothing
+// may be attached meanwhile.
+func (c *CNI) sweep() error {
+	dir := filepath.Join(c.cfg.StateDir, "attached")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) != ".json" {
+			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // attachedTo returns the networks that a pod was attached to: the ones of the result, else
 // the ones that were remembered, else those of the present configuration, because a DEL too
 // many does no harm and one too few loses addresses.

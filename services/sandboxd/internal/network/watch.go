@@ -35,6 +35,9 @@ func (c *CNI) Run(ctx context.Context, ready func()) error {
 		defer func() { _ = w.Close() }() // nothing is lost with it
 	}
 	c.watch(w)
+	if err := c.sweep(); err != nil {
+		c.log.WarnContext(ctx, "temporary files of the network remain", slog.Any("error", err))
+	}
 	ready() // the configuration was read before; a slow plugin's status must not hold the start
 	c.refresh(ctx)
 	again := time.NewTicker(recheck)

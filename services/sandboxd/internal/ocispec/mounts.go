@@ -45,6 +45,7 @@ func (d *draft) mounts() error {
 		if err != nil {
 			return fmt.Errorf("volume %q: %w", m.GetContainerPath(), err)
 		}
+		mount.UIDMappings, mount.GIDMappings = d.spec.Linux.UIDMappings, d.spec.Linux.GIDMappings
 		extra = append(extra, mount)
 	}
 	for _, m := range d.podFiles() {
@@ -82,20 +83,27 @@ func (d *draft) defaultMounts() []specs.Mount {
 		// A sysfs can only be made by who owns the network namespace.
 		sys = specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", access}}
 	}
-	return []specs.Mount{
+	queues := []specs.Mount{{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}}}
+	if len(d.spec.Linux.UIDMappings) > 0 && d.in.Namespaces[string(specs.IPCNamespace)] == "" {
+		// So can message queues only by who owns the IPC namespace.
+		queues = nil
+		if exists("/dev/mqueue") {
+			queues = []specs.Mount{{Destination: "/dev/mqueue", Type: "bind", Source: "/dev/mqueue", Options: []string{"rbind", "nosuid", "noexec", "nodev"}}}
+		}
+	}
+	return append([]specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{
 			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
 			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
 		},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		sys,
 		{
 			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
 			Options: []string{"nosuid", "noexec", "nodev", "relatime", access},
 		},
-	}
+	}, queues...)
 }
 
 // podFiles are the mounts of what the runtime makes for the pod.
@@ -118,6 +126,10 @@ func (d *draft) podFiles() []specs.Mount {
 			Destination: f.destination, Type: "bind", Source: f.source,
 			Options: []string{"rbind", "rprivate", f.access},
 		})
+		if f.source != d.in.Files.Shm {
+			// They belong to the pod's root, not to nobody.
+			out[len(out)-1].UIDMappings, out[len(out)-1].GIDMappings = d.spec.Linux.UIDMappings, d.spec.Linux.GIDMappings
+		}
 	}
 	return out
 }
@@ -158,11 +170,11 @@ func (d *draft) mount(m *criv1.Mount) (specs.Mount, error) {
 		}
 		options = append(options, o)
 	}
-	return specs.Mount{
-		Destination: target, Type: "bind", Source: source, Options: options,
-		UIDMappings: idMappings(m.GetUidMappings()),
-		GIDMappings: idMappings(m.GetGidMappings()),
-	}, nil
+	out := specs.Mount{Destination: target, Type: "bind", Source: source, Options: options}
+	if m.GetImage() == nil { // the layers of an image are mapped already
+		out.UIDMappings, out.GIDMappings = idMappings(m.GetUidMappings()), idMappings(m.GetGidMappings())
+	}
+	return out, nil
 }
 
 // access picks between writable, read-only, and read-only with everything below.

@@ -201,6 +201,20 @@ func TestReadOnlyRootMakesPodFilesReadOnly(t *testing.T) {
 	}
 }
 
+func TestUserNamespaceWithHostIPCMountsNoQueuesOfItsOwn(t *testing.T) {
+	t.Parallel()
+	in := userns(input())
+	delete(in.Namespaces, "ipc")
+	in.SandboxConfig.Linux.SecurityContext.NamespaceOptions.Ipc = criv1.NamespaceMode_NODE
+	in.sc().NamespaceOptions.Ipc = criv1.NamespaceMode_NODE
+	spec, _ := build(t, testHost(), Options{}, in)
+	for _, m := range spec.Mounts {
+		if m.Destination == "/dev/mqueue" && m.Type != "bind" {
+			t.Errorf("mount %+v", m)
+		}
+	}
+}
+
 func TestUserNamespaceOnHostNetworkBindsSys(t *testing.T) {
 	t.Parallel()
 	in := userns(input())

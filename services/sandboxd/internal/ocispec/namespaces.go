@@ -2,6 +2,7 @@ package ocispec
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -113,6 +114,11 @@ func mappings(user *criv1.UserNamespace) (uids, gids []specs.LinuxIDMapping, err
 		if (len(uids) == 0) != (len(gids) == 0) {
 			return nil, nil, fmt.Errorf("user namespace with mappings for only users or only groups: %w", errdefs.ErrInvalidArgument)
 		}
+		for _, list := range [][]specs.LinuxIDMapping{uids, gids} {
+			if err := checkMapping(list); err != nil {
+				return nil, nil, err
+			}
+		}
 		return uids, gids, nil
 	case criv1.NamespaceMode_NODE:
 		if len(user.GetUids()) > 0 || len(user.GetGids()) > 0 {
@@ -122,6 +128,22 @@ func mappings(user *criv1.UserNamespace) (uids, gids []specs.LinuxIDMapping, err
 	default:
 		return nil, nil, fmt.Errorf("user namespace mode %s: %w", user.GetMode(), errdefs.ErrInvalidArgument)
 	}
+}
+
+// checkMapping refuses what root file systems cannot be shifted by: only one range is
+// possible, and it must have the root user.
+func checkMapping(list []specs.LinuxIDMapping) error {
+	switch {
+	case len(list) == 0:
+		return nil
+	case len(list) > 1:
+		return fmt.Errorf("user namespace with %d mappings, one is possible: %w", len(list), errdefs.ErrInvalidArgument)
+	case list[0].ContainerID != 0 || list[0].Size == 0:
+		return fmt.Errorf("user namespace that does not map id 0: %w", errdefs.ErrInvalidArgument)
+	case uint64(list[0].HostID)+uint64(list[0].Size) > math.MaxUint32:
+		return fmt.Errorf("user namespace whose mapping ends beyond the last id: %w", errdefs.ErrInvalidArgument)
+	}
+	return nil
 }
 
 func idMappings(in []*criv1.IDMapping) []specs.LinuxIDMapping {

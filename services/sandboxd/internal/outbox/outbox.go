@@ -68,9 +68,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	delay := retryFirst
 	for {
 		n, err := r.drain(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // told to stop; what was not published stays in the outbox
+		}
 		switch {
-		case ctx.Err() != nil:
-			return nil
 		case err != nil:
 			r.failures.Inc()
 			if delay == retryFirst {
@@ -165,13 +166,13 @@ func victims(entries []store.Entry, n int) []uint64 {
 }
 
 func gapEvent(dropped, at uint64) (*recordv1.Event, error) {
-	any, err := typeurl.MarshalAny(&eventv1.Gap{Dropped: dropped})
+	payload, err := typeurl.MarshalAny(&eventv1.Gap{Dropped: dropped})
 	if err != nil {
 		return nil, err
 	}
 	env, err := proto.Marshal(&types.Envelope{
 		Timestamp: timestamppb.Now(), Topic: TopicGap,
-		Event: &anypb.Any{TypeUrl: any.GetTypeUrl(), Value: any.GetValue()},
+		Event: &anypb.Any{TypeUrl: payload.GetTypeUrl(), Value: payload.GetValue()},
 	})
 	if err != nil {
 		return nil, err

@@ -6,7 +6,9 @@
 package pod
 
 import (
+	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -52,6 +54,41 @@ type Image struct {
 	Snapshotter string
 	// Config is the configuration part of the image configuration.
 	Config ocispec.ImageConfig
+}
+
+// IDMap says which ids of the node the ids in a user namespace are. The zero value is for
+// what has no user namespace.
+type IDMap struct {
+	UIDs, GIDs []*criv1.IDMapping
+}
+
+// IsZero says whether nothing is mapped.
+func (m IDMap) IsZero() bool { return len(m.UIDs) == 0 && len(m.GIDs) == 0 }
+
+// String is the mapping as "container id:node id:length,…;…", users first.
+func (m IDMap) String() string {
+	if m.IsZero() {
+		return ""
+	}
+	return MappingText(m.UIDs) + ";" + MappingText(m.GIDs)
+}
+
+// MappingText writes mappings as "container id:node id:length", with commas between them.
+func MappingText(list []*criv1.IDMapping) string {
+	texts := make([]string, 0, len(list))
+	for _, m := range list {
+		texts = append(texts, fmt.Sprintf("%d:%d:%d", m.GetContainerId(), m.GetHostId(), m.GetLength()))
+	}
+	return strings.Join(texts, ",")
+}
+
+// IDMapOf is the mapping of a pod's user namespace.
+func IDMapOf(cfg *criv1.PodSandboxConfig) IDMap {
+	user := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions()
+	if user.GetMode() != criv1.NamespaceMode_POD {
+		return IDMap{}
+	}
+	return IDMap{UIDs: user.GetUids(), GIDs: user.GetGids()}
 }
 
 // Accounts are the user and group files of an image, already read with care: bounded in
@@ -111,6 +148,9 @@ type Exit struct {
 	Code uint32
 	// At is when it ended.
 	At time.Time
+	// Unknown says that nobody saw the end; the code is then ExitCodeUnknown. A process may
+	// also end with that code by itself.
+	Unknown bool
 }
 
 // Streams are the ends of a client that is connected to a process. A nil stream is not

@@ -143,8 +143,16 @@ func (f *Files) Remove(_ context.Context, sandboxID string) error {
 		return fmt.Errorf("files of sandbox %q: %s is in use: %w", sandboxID, shm, errdefs.ErrUnavailable)
 	}
 	dir := f.stateDir(sandboxID)
-	for _, name := range []string{"hosts", "hostname", "resolv.conf"} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// Beside the files there may be temporary ones, of a process that was killed meanwhile.
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("files of sandbox %q: %w", sandboxID, err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			continue // not ours
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("files of sandbox %q: %w", sandboxID, err)
 		}
 	}

@@ -164,3 +164,24 @@ func FuzzResolvConf(f *testing.F) {
 		}
 	})
 }
+
+// A process that is killed while it writes a file leaves a temporary one beside it.
+func TestRemoveAfterAnInterruptedMake(t *testing.T) {
+	dir := t.TempDir()
+	f := New(Config{StateDir: dir, RunDir: filepath.Join(dir, "run")})
+	pod := filepath.Join(dir, "sandboxes", "sb")
+	if err := os.MkdirAll(pod, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"hosts", "1234567"} {
+		if err := os.WriteFile(filepath.Join(pod, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Remove(t.Context(), "sb"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(pod); !os.IsNotExist(err) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}

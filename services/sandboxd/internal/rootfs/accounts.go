@@ -60,15 +60,7 @@ func (r *Rootfs) readAccounts(ctx context.Context, img pod.Image) (a pod.Account
 // readInRoot reads a file of an image. The kernel resolves the path as if root were "/". The
 // file is looked at before it is opened: opening a pipe or a device has effects.
 func readInRoot(root, path string) ([]byte, error) {
-	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("root %s: %w", root, err)
-	}
-	defer unix.Close(dir) //nolint:errcheck // a path only
-	fd, err := unix.Openat2(dir, path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := openInRoot(root, path, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return nil, nil

@@ -38,16 +38,16 @@ func New(st *storage.Storage) *Rootfs {
 	return &Rootfs{st: st, accounts: newAccountCache(maxAccounts)}
 }
 
-// Prepare makes the writable layer named key on top of an image and returns how to mount it.
-// Preparing a key twice returns the same layer. Errors: ErrNotFound if the image's layers are
-// not there.
-func (r *Rootfs) Prepare(ctx context.Context, key string, img pod.Image) ([]mount.Mount, error) {
+// Prepare makes the writable layer named key on top of an image, seen through the ids of a
+// user namespace, and returns how to mount it. Preparing a key twice returns the same layer.
+// Errors: ErrNotFound if the image's layers are not there.
+func (r *Rootfs) Prepare(ctx context.Context, key string, img pod.Image, ids pod.IDMap) ([]mount.Mount, error) {
 	ctx = r.st.Context(ctx)
 	sn, name, err := r.st.Snapshotter(img.Snapshotter)
 	if err != nil {
 		return nil, err
 	}
-	labels := map[string]string{labelRoot: "true", labelContainer: "true"}
+	labels := mapped(map[string]string{labelRoot: "true", labelContainer: "true"}, ids)
 	mounts, err := sn.Prepare(ctx, key, img.ChainID, snapshots.WithLabels(labels))
 	if errdefs.IsAlreadyExists(err) {
 		mounts, err = r.existing(ctx, sn, key, img)
@@ -55,7 +55,7 @@ func (r *Rootfs) Prepare(ctx context.Context, key string, img pod.Image) ([]moun
 	if err != nil {
 		return nil, fmt.Errorf("writable layer %q in %s: %w", key, name, err)
 	}
-	return mounts, nil
+	return mapMounts(mounts, labels), nil
 }
 
 // existing returns a layer that was prepared before, if it is on the same image.
@@ -77,11 +77,15 @@ func (r *Rootfs) Mounts(ctx context.Context, key, snapshotter string) ([]mount.M
 	if err != nil {
 		return nil, err
 	}
+	info, err := sn.Stat(ctx, key)
+	if err != nil {
+		return nil, fmt.Errorf("writable layer %q in %s: %w", key, name, err)
+	}
 	mounts, err := sn.Mounts(ctx, key)
 	if err != nil {
 		return nil, fmt.Errorf("writable layer %q in %s: %w", key, name, err)
 	}
-	return mounts, nil
+	return mapMounts(mounts, info.Labels), nil
 }
 
 // Remove removes a layer; an unknown one is not an error. The space is freed soon after.
@@ -102,17 +106,12 @@ func (r *Rootfs) Remove(ctx context.Context, key, snapshotter string) error {
 	return nil
 }
 
-// Usage returns the bytes and inodes of a writable layer. It walks over the layer's files,
-// so callers should remember the answer for a while. Errors: ErrNotFound.
+// Usage returns the bytes and inodes of a writable layer. The figures may be up to a minute
+// old, and about ten seconds while someone asks again and again. Errors: ErrNotFound.
 func (r *Rootfs) Usage(ctx context.Context, key, snapshotter string) (bytes, inodes uint64, err error) {
-	ctx = r.st.Context(ctx)
-	sn, name, err := r.st.Snapshotter(snapshotter)
+	usage, err := r.st.ActiveUsage(ctx, snapshotter, key)
 	if err != nil {
-		return 0, 0, err
-	}
-	usage, err := sn.Usage(ctx, key)
-	if err != nil {
-		return 0, 0, fmt.Errorf("writable layer %q in %s: %w", key, name, err)
+		return 0, 0, fmt.Errorf("writable layer %q: %w", key, err)
 	}
 	return uint64(max(usage.Size, 0)), uint64(max(usage.Inodes, 0)), nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -72,11 +73,11 @@ func testRootfs(t *testing.T, snapshotter string) {
 		t.Errorf("accounts: %q %v", accounts, err)
 	}
 
-	mounts, err := r.Prepare(ctx, "c1", img)
+	mounts, err := r.Prepare(ctx, "c1", img, pod.IDMap{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := r.Prepare(ctx, "c1", img)
+	again, err := r.Prepare(ctx, "c1", img, pod.IDMap{})
 	if err != nil || len(again) != 1 || !slices.Equal(again[0].Options, mounts[0].Options) {
 		t.Errorf("prepared again: %v %v", again, err)
 	}
@@ -118,7 +119,7 @@ func testRootfs(t *testing.T, snapshotter string) {
 	if err := st.Collect(ctx); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.Prepare(ctx, "c2", img); !errdefs.IsNotFound(err) {
+	if _, err := r.Prepare(ctx, "c2", img, pod.IDMap{}); !errdefs.IsNotFound(err) {
 		t.Errorf("prepared on a removed image: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(root, "*/snapshots/*")); len(left) > 0 {

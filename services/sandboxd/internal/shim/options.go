@@ -17,14 +17,24 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// runcType is the type of the shims that take the options of runc.
-const runcType = "io.containerd.runc."
+// runcTypes are the types of the shims that take the options of runc.
+var runcTypes = [...]string{"io.containerd.runc.", "io.containerd.crisp."}
+
+// takesRunc says whether a type of shim takes the options of runc.
+func takesRunc(runtimeType string) bool {
+	for _, prefix := range runcTypes {
+		if strings.HasPrefix(runtimeType, prefix) {
+			return true
+		}
+	}
+	return false
+}
 
 // Options encodes the runtime options of a handler for its shim; nil if it has none.
 func Options(h pod.Handler) (*anypb.Any, error) {
 	var options proto.Message
 	switch {
-	case strings.HasPrefix(h.RuntimeType, runcType):
+	case takesRunc(h.RuntimeType):
 		options = &runcoptions.Options{
 			BinaryName:    h.BinaryName,
 			Root:          h.Root,

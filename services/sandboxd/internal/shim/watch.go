@@ -148,7 +148,7 @@ func (i *Instance) clean(ctx context.Context, id string) pod.Exit {
 		return saved
 	}
 	if err != nil {
-		reported = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: pod.ExitCodeUnknown}
+		reported = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: pod.ExitCodeUnknown, Unknown: true}
 	}
 	if reported.At.IsZero() {
 		reported.At = time.Now()

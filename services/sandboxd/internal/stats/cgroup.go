@@ -9,117 +9,50 @@ import (
 	"time"
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/podmetrics"
 )
 
-// unlimited is the smallest value that counts as no limit: version 1 writes the largest
-// number of whole pages.
-const unlimited = math.MaxInt64 &^ (1<<16 - 1)
-
-// usage is what a cgroup uses.
+// usage is what a cgroup uses, in CRI's terms.
 type usage struct {
-	cpu       *criv1.CpuUsage
-	memory    *criv1.MemoryUsage
-	swap      *criv1.SwapUsage
-	io        *criv1.IoUsage
-	processes uint64
+	cpu    *criv1.CpuUsage
+	memory *criv1.MemoryUsage
+	swap   *criv1.SwapUsage
+	io     *criv1.IoUsage
+	tasks  uint64
 }
 
-// figures are the readings of a cgroup in the same form for both versions; limits are 0 if
-// there is none.
-type figures struct {
-	cpu                      uint64 // nanoseconds
-	memory, inactive, rss    uint64
-	faults, majorFaults      uint64
-	memoryLimit              uint64
-	swap, swapLimit          uint64
-	processes                uint64
-	cpuPSI, memoryPSI, ioPSI *criv1.PsiStats
-	swapCounted, swapLimited bool
-}
+// read reads a cgroup.
+func (r *Reader) read(group string) usage { return r.usage(group, r.basics(group)) }
 
-func (r *Reader) read(group string) usage {
+// usage turns figures into CRI's terms. key names them from one reading to the next.
+func (r *Reader) usage(key string, f podmetrics.Figures) usage {
 	now := time.Now()
-	f := r.version1(group)
-	if r.unified {
-		f = r.version2(group)
-	}
 	stamp := now.UnixNano()
-	working := rest(f.memory, f.inactive)
+	working := f.WorkingSet()
 	u := usage{
 		cpu: &criv1.CpuUsage{
-			Timestamp: stamp, UsageCoreNanoSeconds: value(f.cpu), Psi: f.cpuPSI,
-			UsageNanoCores: r.rates.observe(group, now, f.cpu),
+			Timestamp: stamp, UsageCoreNanoSeconds: value(f.CPU), Psi: f.CPUPSI,
+			UsageNanoCores: r.rates.observe(key, now, f.CPU),
 		},
 		memory: &criv1.MemoryUsage{
-			Timestamp: stamp, WorkingSetBytes: value(working), UsageBytes: value(f.memory), RssBytes: value(f.rss),
-			PageFaults: value(f.faults), MajorPageFaults: value(f.majorFaults), Psi: f.memoryPSI,
+			Timestamp: stamp, WorkingSetBytes: value(working), UsageBytes: value(f.Memory), RssBytes: value(f.RSS),
+			PageFaults: value(f.Hierarchy.Minor), MajorPageFaults: value(f.Hierarchy.Major), Psi: f.MemoryPSI,
 		},
-		swap:      &criv1.SwapUsage{Timestamp: stamp},
-		io:        &criv1.IoUsage{Timestamp: stamp, Psi: f.ioPSI},
-		processes: f.processes,
+		swap:  &criv1.SwapUsage{Timestamp: stamp},
+		io:    &criv1.IoUsage{Timestamp: stamp, Psi: f.IOPSI},
+		tasks: f.Tasks,
 	}
-	if f.memoryLimit > 0 {
-		u.memory.AvailableBytes = value(rest(f.memoryLimit, working))
+	if f.MemoryLimit > 0 {
+		u.memory.AvailableBytes = value(rest(f.MemoryLimit, working))
 	}
-	if f.swapCounted {
-		u.swap.SwapUsageBytes = value(f.swap)
+	if f.SwapCounted {
+		u.swap.SwapUsageBytes = value(f.Swap)
 	}
-	if f.swapLimited {
-		u.swap.SwapAvailableBytes = value(rest(f.swapLimit, f.swap))
+	if f.SwapLimited {
+		u.swap.SwapAvailableBytes = value(rest(f.SwapLimit, f.Swap))
 	}
 	return u
-}
-
-// version1 reads the hierarchies of the single controllers.
-func (r *Reader) version1(group string) figures {
-	stat := r.keyed("memory", group, "memory.stat")
-	f := figures{
-		memory:      r.number("memory", group, "memory.usage_in_bytes"),
-		inactive:    stat["total_inactive_file"],
-		rss:         stat["total_rss"],
-		faults:      stat["total_pgfault"],
-		majorFaults: stat["total_pgmajfault"],
-		memoryLimit: limit(r.text("memory", group, "memory.limit_in_bytes")),
-		processes:   r.number("pids", group, "pids.current"),
-	}
-	for _, controller := range []string{"cpuacct", "cpu,cpuacct", "cpuacct,cpu"} {
-		if f.cpu = r.number(controller, group, "cpuacct.usage"); f.cpu > 0 {
-			break
-		}
-	}
-	if both := r.text("memory", group, "memory.memsw.usage_in_bytes"); both != "" {
-		f.swapCounted = true
-		f.swap = rest(parse(both), f.memory)
-		if l := limit(r.text("memory", group, "memory.memsw.limit_in_bytes")); l > 0 {
-			f.swapLimited, f.swapLimit = true, rest(l, f.memoryLimit)
-		}
-	}
-	return f
-}
-
-// version2 reads the unified hierarchy.
-func (r *Reader) version2(group string) figures {
-	stat := r.keyed("", group, "memory.stat")
-	f := figures{
-		cpu:         r.keyed("", group, "cpu.stat")["usage_usec"] * 1000,
-		memory:      r.number("", group, "memory.current"),
-		inactive:    stat["inactive_file"],
-		rss:         stat["anon"],
-		faults:      stat["pgfault"],
-		majorFaults: stat["pgmajfault"],
-		memoryLimit: limit(r.text("", group, "memory.max")),
-		processes:   r.number("", group, "pids.current"),
-		cpuPSI:      parsePressure(r.text("", group, "cpu.pressure")),
-		memoryPSI:   parsePressure(r.text("", group, "memory.pressure")),
-		ioPSI:       parsePressure(r.text("", group, "io.pressure")),
-	}
-	if used := r.text("", group, "memory.swap.current"); used != "" {
-		f.swapCounted, f.swap = true, parse(used)
-		if l := r.text("", group, "memory.swap.max"); l != "" && l != "max" {
-			f.swapLimited, f.swapLimit = true, parse(l)
-		}
-	}
-	return f
 }
 
 // text reads a file of a cgroup; a missing one is empty.
@@ -138,6 +71,11 @@ func (r *Reader) number(controller, group, file string) uint64 {
 // keyed reads a file with a name and a number in each line.
 func (r *Reader) keyed(controller, group, file string) map[string]uint64 {
 	return parseKeyed(r.text(controller, group, file))
+}
+
+func isFolder(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 func parseKeyed(text string) map[string]uint64 {

@@ -25,13 +25,13 @@ func TestRealGroupsAndNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := network(paths["network"]); n.GetDefaultInterface() != nil {
+	if n := r.network(paths["network"]); n.GetDefaultInterface() != nil {
 		t.Errorf("an empty namespace has %v", n)
 	}
 	if err := pins.Unpin(t.Context(), "n"); err != nil {
 		t.Error(err)
 	}
-	if n := network("/proc/self/ns/net"); n.GetDefaultInterface().GetName() == "" {
+	if n := r.network("/proc/self/ns/net"); n.GetDefaultInterface().GetName() == "" {
 		t.Skip("the host has no interface")
 	}
 }

@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -8,14 +9,15 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/podmetrics"
 )
 
 // defaultInterface is the one that the first network gives a pod.
 const defaultInterface = "eth0"
 
-// network returns the traffic of the interfaces in a network namespace, the loopback one
-// left out; zero if the namespace is gone.
-func network(netnsPath string) *criv1.NetworkUsage {
+// Interfaces returns the traffic of the interfaces in a network namespace, the loopback one
+// left out, the one of the pod's first network first; none if the namespace is gone.
+func (*Reader) Interfaces(netnsPath string) []podmetrics.Interface {
 	var links []netlink.Link
 	err := namespaces.Enter(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -26,34 +28,48 @@ func network(netnsPath string) *criv1.NetworkUsage {
 		links, err = h.LinkList()
 		return err
 	}, netnsPath)
-	out := &criv1.NetworkUsage{Timestamp: time.Now().UnixNano()}
 	if err != nil {
-		return out
+		return nil
 	}
+	var out []podmetrics.Interface
 	for _, link := range links {
-		attrs := link.Attrs()
-		if attrs.RawFlags&unix.IFF_LOOPBACK != 0 || attrs.Statistics == nil {
+		a := link.Attrs()
+		if a.RawFlags&unix.IFF_LOOPBACK != 0 || a.Statistics == nil {
 			continue
 		}
-		u := interfaceUsage(attrs)
-		if attrs.Name == defaultInterface {
-			out.DefaultInterface = u
-		} else {
-			out.Interfaces = append(out.Interfaces, u)
-		}
+		s := a.Statistics
+		out = append(out, podmetrics.Interface{
+			Name:     a.Name,
+			Received: podmetrics.Traffic{Bytes: s.RxBytes, Packets: s.RxPackets, Errors: s.RxErrors, Dropped: s.RxDropped},
+			Sent:     podmetrics.Traffic{Bytes: s.TxBytes, Packets: s.TxPackets, Errors: s.TxErrors, Dropped: s.TxDropped},
+		})
 	}
-	if out.GetDefaultInterface() == nil && len(out.GetInterfaces()) > 0 {
-		out.DefaultInterface, out.Interfaces = out.GetInterfaces()[0], out.GetInterfaces()[1:]
-	}
+	slices.SortStableFunc(out, func(a, b podmetrics.Interface) int { return rank(a) - rank(b) })
 	return out
 }
 
-func interfaceUsage(attrs *netlink.LinkAttrs) *criv1.NetworkInterfaceUsage {
-	return &criv1.NetworkInterfaceUsage{
-		Name:     attrs.Name,
-		RxBytes:  value(attrs.Statistics.RxBytes),
-		RxErrors: value(attrs.Statistics.RxErrors),
-		TxBytes:  value(attrs.Statistics.TxBytes),
-		TxErrors: value(attrs.Statistics.TxErrors),
+func rank(i podmetrics.Interface) int {
+	if i.Name == defaultInterface {
+		return 0
 	}
+	return 1
+}
+
+// network is the traffic in CRI's terms.
+func (r *Reader) network(netnsPath string) *criv1.NetworkUsage {
+	all := r.Interfaces(netnsPath)
+	out := &criv1.NetworkUsage{Timestamp: time.Now().UnixNano()}
+	for n, i := range all {
+		u := &criv1.NetworkInterfaceUsage{
+			Name:    i.Name,
+			RxBytes: value(i.Received.Bytes), RxErrors: value(i.Received.Errors),
+			TxBytes: value(i.Sent.Bytes), TxErrors: value(i.Sent.Errors),
+		}
+		if n == 0 {
+			out.DefaultInterface = u
+			continue
+		}
+		out.Interfaces = append(out.Interfaces, u)
+	}
+	return out
 }

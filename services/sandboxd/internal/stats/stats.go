@@ -10,14 +10,16 @@ package stats
 import (
 	"path"
 	"strings"
-	"time"
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/podmetrics"
 )
 
 // Reader reads resource use.
 type Reader struct {
 	root    string
+	proc    string
 	unified bool
 	rates   rates
 }
@@ -25,7 +27,7 @@ type Reader struct {
 // New returns a reader of the cgroups below root, usually /sys/fs/cgroup. unified says that
 // it is cgroup v2.
 func New(root string, unified bool) *Reader {
-	return &Reader{root: root, unified: unified}
+	return &Reader{root: root, proc: "/proc", unified: unified}
 }
 
 // Container returns the use of a container. cgroupsPath is what its OCI specification has;
@@ -37,34 +39,43 @@ func (r *Reader) Container(attributes *criv1.ContainerAttributes, cgroupsPath st
 	}
 }
 
-// Pod returns the use of a pod: of its cgroup, which CRI calls its parent, and of its
-// network namespace; an empty path means that it has none of its own.
-func (r *Reader) Pod(cgroupParent, netnsPath string, containers []*criv1.ContainerStats) *criv1.LinuxPodSandboxStats {
-	out := &criv1.LinuxPodSandboxStats{Containers: containers}
-	if cgroupParent == "" {
-		// The pod has no cgroup: what it uses is what its containers use.
-		sum(out, containers)
+// Pod returns the use of a pod: of its own cgroup, which CRI calls the parent of its
+// containers, and of its network namespace if it has one of its own. Without a cgroup it is
+// the sum over the groups of its containers that run. containers are their stats.
+func (r *Reader) Pod(
+	cgroupParent, netnsPath string, groups []string, containers []*criv1.ContainerStats,
+) *criv1.LinuxPodSandboxStats {
+	group := ParentPath(cgroupParent)
+	var u usage
+	if r.exists(group) {
+		u = r.read(group)
 	} else {
-		u := r.read(path.Join("/", cgroupParent))
-		out.Cpu, out.Memory, out.Io = u.cpu, u.memory, u.io
-		out.Process = &criv1.ProcessUsage{Timestamp: u.cpu.GetTimestamp(), ProcessCount: value(u.processes)}
+		u = r.usage(strings.Join(groups, " "), r.sum(groups))
+	}
+	out := &criv1.LinuxPodSandboxStats{
+		Cpu: u.cpu, Memory: u.memory, Io: u.io, Containers: containers,
+		Process: &criv1.ProcessUsage{Timestamp: u.cpu.GetTimestamp(), ProcessCount: value(u.tasks)},
 	}
 	if netnsPath != "" {
-		out.Network = network(netnsPath)
+		out.Network = r.network(netnsPath)
 	}
 	return out
 }
 
-func sum(out *criv1.LinuxPodSandboxStats, containers []*criv1.ContainerStats) {
-	now := time.Now().UnixNano()
-	var cpu, workingSet, usage uint64
-	for _, c := range containers {
-		cpu += c.GetCpu().GetUsageCoreNanoSeconds().GetValue()
-		workingSet += c.GetMemory().GetWorkingSetBytes().GetValue()
-		usage += c.GetMemory().GetUsageBytes().GetValue()
+// sum adds up what groups use. Limits and pressure have no sum.
+func (r *Reader) sum(groups []string) podmetrics.Figures {
+	var all podmetrics.Figures
+	for _, g := range groups {
+		f := r.basics(Path(g))
+		all.CPU += f.CPU
+		all.Memory += f.Memory
+		all.InactiveFile += f.InactiveFile
+		all.RSS += f.RSS
+		all.Hierarchy.Minor += f.Hierarchy.Minor
+		all.Hierarchy.Major += f.Hierarchy.Major
+		all.Tasks += f.Tasks
 	}
-	out.Cpu = &criv1.CpuUsage{Timestamp: now, UsageCoreNanoSeconds: value(cpu)}
-	out.Memory = &criv1.MemoryUsage{Timestamp: now, WorkingSetBytes: value(workingSet), UsageBytes: value(usage)}
+	return all
 }
 
 // OOMKills returns how many processes of a cgroup the kernel killed for lack of memory.

@@ -129,7 +129,7 @@ func TestVersion2(t *testing.T) {
 func TestPod(t *testing.T) {
 	t.Parallel()
 	r := New(v1Tree(t), false)
-	got := r.Pod("pod", "/no/such/namespace", nil)
+	got := r.Pod("pod", "/no/such/namespace", nil, nil)
 	same(t, &criv1.LinuxPodSandboxStats{
 		Cpu: &criv1.CpuUsage{UsageCoreNanoSeconds: value(6e9)},
 		Memory: &criv1.MemoryUsage{
@@ -147,9 +147,12 @@ func TestPodWithoutCgroup(t *testing.T) {
 	t.Parallel()
 	r := New(v1Tree(t), false)
 	containers := []*criv1.ContainerStats{r.Container(nil, "/pod/c", nil), r.Container(nil, "/pod/free", nil)}
-	got := r.Pod("", "", containers)
-	if got.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5e9+7 || got.GetMemory().GetWorkingSetBytes().GetValue() != 700 || got.GetNetwork() != nil {
-		t.Errorf("got %v", got)
+	for _, parent := range []string{"", "no-such-group", "/"} {
+		got := r.Pod(parent, "", []string{"/pod/c", "/pod/free"}, containers)
+		if got.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5e9+7 || got.GetMemory().GetUsageBytes().GetValue() != 1010 ||
+			got.GetNetwork() != nil || got.GetProcess() == nil || len(got.GetContainers()) != 2 {
+			t.Errorf("parent %q: %v", parent, got)
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -45,6 +47,7 @@ type Store struct {
 	once    sync.Once
 
 	appended chan struct{} // signals that the outbox may have grown
+	makeRoom atomic.Pointer[func() bool]
 }
 
 type update struct {
@@ -80,7 +83,8 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// OpenReadOnly opens the database of a running or stopped sandboxd for inspection.
+// OpenReadOnly opens a database for inspection. While a sandboxd runs it has the lock of its
+// own, so that this fails after a second: open a Copy then.
 func OpenReadOnly(path string) (*Store, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
 	if err != nil {
@@ -196,6 +200,9 @@ func (s *Store) commit(batch []update) {
 			batch = append(batch[:failed:failed], batch[failed+1:]...)
 			continue
 		}
+		if errors.Is(err, syscall.ENOSPC) && s.madeRoom() {
+			continue
+		}
 		if err != nil {
 			err = fmt.Errorf("record store: %w", err)
 		}
@@ -207,6 +214,15 @@ func (s *Store) commit(batch []update) {
 		}
 		return
 	}
+}
+
+// OnFull sets what is called when the disk is full. If it says that it made room, the
+// transaction is run again.
+func (s *Store) OnFull(makeRoom func() bool) { s.makeRoom.Store(&makeRoom) }
+
+func (s *Store) madeRoom() bool {
+	fn := s.makeRoom.Load()
+	return fn != nil && (*fn)()
 }
 
 func (s *Store) wake() {

@@ -2413,6 +2413,190 @@ func (x *ListContainerStatsResponse) GetStats() []*v1.ContainerStats {
 	return nil
 }
 
+// StreamContainersRequest selects containers.
+type StreamContainersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRI filter; absent means all.
+	Filter        *v1.ContainerFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamContainersRequest) Reset() {
+	*x = StreamContainersRequest{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamContainersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamContainersRequest) ProtoMessage() {}
+
+func (x *StreamContainersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamContainersRequest.ProtoReflect.Descriptor instead.
+func (*StreamContainersRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *StreamContainersRequest) GetFilter() *v1.ContainerFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// StreamContainersResponse is a piece of the list.
+type StreamContainersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Some of the matching containers.
+	Containers    []*v1.Container `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamContainersResponse) Reset() {
+	*x = StreamContainersResponse{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamContainersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamContainersResponse) ProtoMessage() {}
+
+func (x *StreamContainersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamContainersResponse.ProtoReflect.Descriptor instead.
+func (*StreamContainersResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *StreamContainersResponse) GetContainers() []*v1.Container {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+// StreamContainerStatsRequest selects containers.
+type StreamContainerStatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRI filter; absent means all.
+	Filter        *v1.ContainerStatsFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamContainerStatsRequest) Reset() {
+	*x = StreamContainerStatsRequest{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamContainerStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamContainerStatsRequest) ProtoMessage() {}
+
+func (x *StreamContainerStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamContainerStatsRequest.ProtoReflect.Descriptor instead.
+func (*StreamContainerStatsRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *StreamContainerStatsRequest) GetFilter() *v1.ContainerStatsFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// StreamContainerStatsResponse is a piece of the list.
+type StreamContainerStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stats of some of the matching containers.
+	Stats         []*v1.ContainerStats `protobuf:"bytes,1,rep,name=stats,proto3" json:"stats,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamContainerStatsResponse) Reset() {
+	*x = StreamContainerStatsResponse{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamContainerStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamContainerStatsResponse) ProtoMessage() {}
+
+func (x *StreamContainerStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamContainerStatsResponse.ProtoReflect.Descriptor instead.
+func (*StreamContainerStatsResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *StreamContainerStatsResponse) GetStats() []*v1.ContainerStats {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
 var File_crisp_container_v1_container_service_proto protoreflect.FileDescriptor
 
 const file_crisp_container_v1_container_service_proto_rawDesc = "" +
@@ -2556,7 +2740,17 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\x19ListContainerStatsRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .runtime.v1.ContainerStatsFilterR\x06filter\"N\n" +
 	"\x1aListContainerStatsResponse\x120\n" +
-	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\xae\r\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats\"N\n" +
+	"\x17StreamContainersRequest\x123\n" +
+	"\x06filter\x18\x01 \x01(\v2\x1b.runtime.v1.ContainerFilterR\x06filter\"Q\n" +
+	"\x18StreamContainersResponse\x125\n" +
+	"\n" +
+	"containers\x18\x01 \x03(\v2\x15.runtime.v1.ContainerR\n" +
+	"containers\"W\n" +
+	"\x1bStreamContainerStatsRequest\x128\n" +
+	"\x06filter\x18\x01 \x01(\v2 .runtime.v1.ContainerStatsFilterR\x06filter\"P\n" +
+	"\x1cStreamContainerStatsResponse\x120\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\x9c\x0f\n" +
 	"\x10ContainerService\x12m\n" +
 	"\x10PrepareContainer\x12+.crisp.container.v1.PrepareContainerRequest\x1a,.crisp.container.v1.PrepareContainerResponse\x12j\n" +
 	"\x0fCommitContainer\x12*.crisp.container.v1.CommitContainerRequest\x1a+.crisp.container.v1.CommitContainerResponse\x12g\n" +
@@ -2573,7 +2767,9 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\x04Exec\x12\x1f.crisp.container.v1.ExecRequest\x1a .crisp.container.v1.ExecResponse(\x010\x01\x12S\n" +
 	"\x06Attach\x12!.crisp.container.v1.AttachRequest\x1a\".crisp.container.v1.AttachResponse(\x010\x01\x12p\n" +
 	"\x11GetContainerStats\x12,.crisp.container.v1.GetContainerStatsRequest\x1a-.crisp.container.v1.GetContainerStatsResponse\x12s\n" +
-	"\x12ListContainerStats\x12-.crisp.container.v1.ListContainerStatsRequest\x1a..crisp.container.v1.ListContainerStatsResponseB\xde\x01\n" +
+	"\x12ListContainerStats\x12-.crisp.container.v1.ListContainerStatsRequest\x1a..crisp.container.v1.ListContainerStatsResponse\x12o\n" +
+	"\x10StreamContainers\x12+.crisp.container.v1.StreamContainersRequest\x1a,.crisp.container.v1.StreamContainersResponse0\x01\x12{\n" +
+	"\x14StreamContainerStats\x12/.crisp.container.v1.StreamContainerStatsRequest\x1a0.crisp.container.v1.StreamContainerStatsResponse0\x01B\xde\x01\n" +
 	"\x16com.crisp.container.v1B\x15ContainerServiceProtoP\x01ZCgithub.com/crisp-cri/crisp/proto/gen/crisp/container/v1;containerv1\xa2\x02\x03CCX\xaa\x02\x12Crisp.Container.V1\xca\x02\x12Crisp\\Container\\V1\xe2\x02\x1eCrisp\\Container\\V1\\GPBMetadata\xea\x02\x14Crisp::Container::V1b\x06proto3"
 
 var (
@@ -2588,7 +2784,7 @@ func file_crisp_container_v1_container_service_proto_rawDescGZIP() []byte {
 	return file_crisp_container_v1_container_service_proto_rawDescData
 }
 
-var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_crisp_container_v1_container_service_proto_goTypes = []any{
 	(*PrepareContainerRequest)(nil),          // 0: crisp.container.v1.PrepareContainerRequest
 	(*PrepareContainerResponse)(nil),         // 1: crisp.container.v1.PrepareContainerResponse
@@ -2629,46 +2825,50 @@ var file_crisp_container_v1_container_service_proto_goTypes = []any{
 	(*GetContainerStatsResponse)(nil),        // 36: crisp.container.v1.GetContainerStatsResponse
 	(*ListContainerStatsRequest)(nil),        // 37: crisp.container.v1.ListContainerStatsRequest
 	(*ListContainerStatsResponse)(nil),       // 38: crisp.container.v1.ListContainerStatsResponse
-	nil,                                      // 39: crisp.container.v1.GetContainerResponse.InfoEntry
-	nil,                                      // 40: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	(*v1.ContainerConfig)(nil),               // 41: runtime.v1.ContainerConfig
-	(*v1.PodSandboxConfig)(nil),              // 42: runtime.v1.PodSandboxConfig
-	(*api.PodSandbox)(nil),                   // 43: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 44: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerAdjustment)(nil),          // 45: nri.pkg.api.v1alpha1.ContainerAdjustment
-	(*v1.ContainerStatus)(nil),               // 46: runtime.v1.ContainerStatus
-	(*v1.ContainerFilter)(nil),               // 47: runtime.v1.ContainerFilter
-	(*v1.Container)(nil),                     // 48: runtime.v1.Container
-	(*v1.LinuxContainerResources)(nil),       // 49: runtime.v1.LinuxContainerResources
-	(*api.LinuxResources)(nil),               // 50: nri.pkg.api.v1alpha1.LinuxResources
-	(*v1.ContainerStats)(nil),                // 51: runtime.v1.ContainerStats
-	(*v1.ContainerStatsFilter)(nil),          // 52: runtime.v1.ContainerStatsFilter
+	(*StreamContainersRequest)(nil),          // 39: crisp.container.v1.StreamContainersRequest
+	(*StreamContainersResponse)(nil),         // 40: crisp.container.v1.StreamContainersResponse
+	(*StreamContainerStatsRequest)(nil),      // 41: crisp.container.v1.StreamContainerStatsRequest
+	(*StreamContainerStatsResponse)(nil),     // 42: crisp.container.v1.StreamContainerStatsResponse
+	nil,                                      // 43: crisp.container.v1.GetContainerResponse.InfoEntry
+	nil,                                      // 44: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	(*v1.ContainerConfig)(nil),               // 45: runtime.v1.ContainerConfig
+	(*v1.PodSandboxConfig)(nil),              // 46: runtime.v1.PodSandboxConfig
+	(*api.PodSandbox)(nil),                   // 47: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 48: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerAdjustment)(nil),          // 49: nri.pkg.api.v1alpha1.ContainerAdjustment
+	(*v1.ContainerStatus)(nil),               // 50: runtime.v1.ContainerStatus
+	(*v1.ContainerFilter)(nil),               // 51: runtime.v1.ContainerFilter
+	(*v1.Container)(nil),                     // 52: runtime.v1.Container
+	(*v1.LinuxContainerResources)(nil),       // 53: runtime.v1.LinuxContainerResources
+	(*api.LinuxResources)(nil),               // 54: nri.pkg.api.v1alpha1.LinuxResources
+	(*v1.ContainerStats)(nil),                // 55: runtime.v1.ContainerStats
+	(*v1.ContainerStatsFilter)(nil),          // 56: runtime.v1.ContainerStatsFilter
 }
 var file_crisp_container_v1_container_service_proto_depIdxs = []int32{
-	41, // 0: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
-	42, // 1: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
-	43, // 2: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 3: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	45, // 4: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
-	43, // 5: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 6: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	43, // 7: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 8: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	43, // 9: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 10: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	43, // 11: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 12: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	46, // 13: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
-	39, // 14: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
-	47, // 15: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
-	48, // 16: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
-	43, // 17: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 18: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	49, // 19: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
-	50, // 20: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
-	40, // 21: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	43, // 22: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 23: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	45, // 0: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
+	46, // 1: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
+	47, // 2: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 3: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	49, // 4: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
+	47, // 5: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 6: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	47, // 7: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 8: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	47, // 9: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 10: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	47, // 11: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 12: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	50, // 13: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
+	43, // 14: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
+	51, // 15: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	52, // 16: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
+	47, // 17: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 18: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	53, // 19: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
+	54, // 20: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
+	44, // 21: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	47, // 22: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	48, // 23: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
 	25, // 24: crisp.container.v1.ExecRequest.start:type_name -> crisp.container.v1.ExecStart
 	26, // 25: crisp.container.v1.ExecRequest.input:type_name -> crisp.container.v1.Input
 	27, // 26: crisp.container.v1.Input.stdin_closed:type_name -> crisp.container.v1.StdinClosed
@@ -2679,46 +2879,54 @@ var file_crisp_container_v1_container_service_proto_depIdxs = []int32{
 	26, // 31: crisp.container.v1.AttachRequest.input:type_name -> crisp.container.v1.Input
 	29, // 32: crisp.container.v1.AttachResponse.output:type_name -> crisp.container.v1.Output
 	31, // 33: crisp.container.v1.AttachResponse.started:type_name -> crisp.container.v1.Started
-	51, // 34: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	52, // 35: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
-	51, // 36: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	0,  // 37: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
-	2,  // 38: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
-	4,  // 39: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
-	6,  // 40: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
-	8,  // 41: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
-	10, // 42: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
-	12, // 43: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
-	14, // 44: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
-	16, // 45: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
-	18, // 46: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
-	20, // 47: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
-	22, // 48: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
-	24, // 49: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
-	32, // 50: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
-	35, // 51: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
-	37, // 52: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
-	1,  // 53: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
-	3,  // 54: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
-	5,  // 55: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
-	7,  // 56: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
-	9,  // 57: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
-	11, // 58: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
-	13, // 59: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
-	15, // 60: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
-	17, // 61: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
-	19, // 62: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
-	21, // 63: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
-	23, // 64: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
-	30, // 65: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
-	34, // 66: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
-	36, // 67: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
-	38, // 68: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
-	53, // [53:69] is the sub-list for method output_type
-	37, // [37:53] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	55, // 34: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	56, // 35: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	55, // 36: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	51, // 37: crisp.container.v1.StreamContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	52, // 38: crisp.container.v1.StreamContainersResponse.containers:type_name -> runtime.v1.Container
+	56, // 39: crisp.container.v1.StreamContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	55, // 40: crisp.container.v1.StreamContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	0,  // 41: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
+	2,  // 42: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
+	4,  // 43: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
+	6,  // 44: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
+	8,  // 45: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
+	10, // 46: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
+	12, // 47: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
+	14, // 48: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
+	16, // 49: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
+	18, // 50: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
+	20, // 51: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
+	22, // 52: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
+	24, // 53: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
+	32, // 54: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
+	35, // 55: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
+	37, // 56: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
+	39, // 57: crisp.container.v1.ContainerService.StreamContainers:input_type -> crisp.container.v1.StreamContainersRequest
+	41, // 58: crisp.container.v1.ContainerService.StreamContainerStats:input_type -> crisp.container.v1.StreamContainerStatsRequest
+	1,  // 59: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
+	3,  // 60: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
+	5,  // 61: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
+	7,  // 62: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
+	9,  // 63: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
+	11, // 64: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
+	13, // 65: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
+	15, // 66: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
+	17, // 67: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
+	19, // 68: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
+	21, // 69: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
+	23, // 70: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
+	30, // 71: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
+	34, // 72: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
+	36, // 73: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
+	38, // 74: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
+	40, // 75: crisp.container.v1.ContainerService.StreamContainers:output_type -> crisp.container.v1.StreamContainersResponse
+	42, // 76: crisp.container.v1.ContainerService.StreamContainerStats:output_type -> crisp.container.v1.StreamContainerStatsResponse
+	59, // [59:77] is the sub-list for method output_type
+	41, // [41:59] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_crisp_container_v1_container_service_proto_init() }
@@ -2758,7 +2966,7 @@ func file_crisp_container_v1_container_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_container_v1_container_service_proto_rawDesc), len(file_crisp_container_v1_container_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,8 @@ const (
 	ContainerService_Attach_FullMethodName                   = "/crisp.container.v1.ContainerService/Attach"
 	ContainerService_GetContainerStats_FullMethodName        = "/crisp.container.v1.ContainerService/GetContainerStats"
 	ContainerService_ListContainerStats_FullMethodName       = "/crisp.container.v1.ContainerService/ListContainerStats"
+	ContainerService_StreamContainers_FullMethodName         = "/crisp.container.v1.ContainerService/StreamContainers"
+	ContainerService_StreamContainerStats_FullMethodName     = "/crisp.container.v1.ContainerService/StreamContainerStats"
 )
 
 // ContainerServiceClient is the client API for ContainerService service.
@@ -92,6 +94,12 @@ type ContainerServiceClient interface {
 	GetContainerStats(ctx context.Context, in *GetContainerStatsRequest, opts ...grpc.CallOption) (*GetContainerStatsResponse, error)
 	// ListContainerStats returns the resource use of the matching containers.
 	ListContainerStats(ctx context.Context, in *ListContainerStatsRequest, opts ...grpc.CallOption) (*ListContainerStatsResponse, error)
+	// StreamContainers is ListContainers sent in pieces while the list is made. No piece is
+	// empty, and no container comes twice.
+	StreamContainers(ctx context.Context, in *StreamContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamContainersResponse], error)
+	// StreamContainerStats is ListContainerStats sent in pieces while the containers are
+	// measured.
+	StreamContainerStats(ctx context.Context, in *StreamContainerStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamContainerStatsResponse], error)
 }
 
 type containerServiceClient struct {
@@ -268,6 +276,44 @@ func (c *containerServiceClient) ListContainerStats(ctx context.Context, in *Lis
 	return out, nil
 }
 
+func (c *containerServiceClient) StreamContainers(ctx context.Context, in *StreamContainersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamContainersResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ContainerService_ServiceDesc.Streams[2], ContainerService_StreamContainers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamContainersRequest, StreamContainersResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ContainerService_StreamContainersClient = grpc.ServerStreamingClient[StreamContainersResponse]
+
+func (c *containerServiceClient) StreamContainerStats(ctx context.Context, in *StreamContainerStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamContainerStatsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ContainerService_ServiceDesc.Streams[3], ContainerService_StreamContainerStats_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamContainerStatsRequest, StreamContainerStatsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ContainerService_StreamContainerStatsClient = grpc.ServerStreamingClient[StreamContainerStatsResponse]
+
 // ContainerServiceServer is the server API for ContainerService service.
 // All implementations must embed UnimplementedContainerServiceServer
 // for forward compatibility.
@@ -323,6 +369,12 @@ type ContainerServiceServer interface {
 	GetContainerStats(context.Context, *GetContainerStatsRequest) (*GetContainerStatsResponse, error)
 	// ListContainerStats returns the resource use of the matching containers.
 	ListContainerStats(context.Context, *ListContainerStatsRequest) (*ListContainerStatsResponse, error)
+	// StreamContainers is ListContainers sent in pieces while the list is made. No piece is
+	// empty, and no container comes twice.
+	StreamContainers(*StreamContainersRequest, grpc.ServerStreamingServer[StreamContainersResponse]) error
+	// StreamContainerStats is ListContainerStats sent in pieces while the containers are
+	// measured.
+	StreamContainerStats(*StreamContainerStatsRequest, grpc.ServerStreamingServer[StreamContainerStatsResponse]) error
 	mustEmbedUnimplementedContainerServiceServer()
 }
 
@@ -380,6 +432,12 @@ func (UnimplementedContainerServiceServer) GetContainerStats(context.Context, *G
 }
 func (UnimplementedContainerServiceServer) ListContainerStats(context.Context, *ListContainerStatsRequest) (*ListContainerStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListContainerStats not implemented")
+}
+func (UnimplementedContainerServiceServer) StreamContainers(*StreamContainersRequest, grpc.ServerStreamingServer[StreamContainersResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamContainers not implemented")
+}
+func (UnimplementedContainerServiceServer) StreamContainerStats(*StreamContainerStatsRequest, grpc.ServerStreamingServer[StreamContainerStatsResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamContainerStats not implemented")
 }
 func (UnimplementedContainerServiceServer) mustEmbedUnimplementedContainerServiceServer() {}
 func (UnimplementedContainerServiceServer) testEmbeddedByValue()                          {}
@@ -668,6 +726,28 @@ func _ContainerService_ListContainerStats_Handler(srv interface{}, ctx context.C
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ContainerService_StreamContainers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamContainersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ContainerServiceServer).StreamContainers(m, &grpc.GenericServerStream[StreamContainersRequest, StreamContainersResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ContainerService_StreamContainersServer = grpc.ServerStreamingServer[StreamContainersResponse]
+
+func _ContainerService_StreamContainerStats_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamContainerStatsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ContainerServiceServer).StreamContainerStats(m, &grpc.GenericServerStream[StreamContainerStatsRequest, StreamContainerStatsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ContainerService_StreamContainerStatsServer = grpc.ServerStreamingServer[StreamContainerStatsResponse]
+
 // ContainerService_ServiceDesc is the grpc.ServiceDesc for ContainerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -744,6 +824,16 @@ var ContainerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _ContainerService_Attach_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "StreamContainers",
+			Handler:       _ContainerService_StreamContainers_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamContainerStats",
+			Handler:       _ContainerService_StreamContainerStats_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "crisp/container/v1/container_service.proto",

@@ -509,6 +509,98 @@ func (x *GetImageFilesystemResponse) GetContainerFilesystems() []*v1.FilesystemU
 	return nil
 }
 
+// StreamImagesRequest selects images.
+type StreamImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRI filter; absent means all.
+	Filter        *v1.ImageFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamImagesRequest) Reset() {
+	*x = StreamImagesRequest{}
+	mi := &file_crisp_image_v1_image_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamImagesRequest) ProtoMessage() {}
+
+func (x *StreamImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_image_v1_image_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamImagesRequest.ProtoReflect.Descriptor instead.
+func (*StreamImagesRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_image_v1_image_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *StreamImagesRequest) GetFilter() *v1.ImageFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// StreamImagesResponse is a piece of the list.
+type StreamImagesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Some of the matching images.
+	Images        []*v1.Image `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamImagesResponse) Reset() {
+	*x = StreamImagesResponse{}
+	mi := &file_crisp_image_v1_image_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamImagesResponse) ProtoMessage() {}
+
+func (x *StreamImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_image_v1_image_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamImagesResponse.ProtoReflect.Descriptor instead.
+func (*StreamImagesResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_image_v1_image_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *StreamImagesResponse) GetImages() []*v1.Image {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
 var File_crisp_image_v1_image_service_proto protoreflect.FileDescriptor
 
 const file_crisp_image_v1_image_service_proto_rawDesc = "" +
@@ -539,11 +631,16 @@ const file_crisp_image_v1_image_service_proto_rawDesc = "" +
 	"\x19GetImageFilesystemRequest\"\xb8\x01\n" +
 	"\x1aGetImageFilesystemResponse\x12H\n" +
 	"\x11image_filesystems\x18\x01 \x03(\v2\x1b.runtime.v1.FilesystemUsageR\x10imageFilesystems\x12P\n" +
-	"\x15container_filesystems\x18\x02 \x03(\v2\x1b.runtime.v1.FilesystemUsageR\x14containerFilesystems2\xc9\x03\n" +
+	"\x15container_filesystems\x18\x02 \x03(\v2\x1b.runtime.v1.FilesystemUsageR\x14containerFilesystems\"F\n" +
+	"\x13StreamImagesRequest\x12/\n" +
+	"\x06filter\x18\x01 \x01(\v2\x17.runtime.v1.ImageFilterR\x06filter\"A\n" +
+	"\x14StreamImagesResponse\x12)\n" +
+	"\x06images\x18\x01 \x03(\v2\x11.runtime.v1.ImageR\x06images2\xa6\x04\n" +
 	"\fImageService\x12P\n" +
 	"\tPullImage\x12 .crisp.image.v1.PullImageRequest\x1a!.crisp.image.v1.PullImageResponse\x12S\n" +
 	"\n" +
-	"ListImages\x12!.crisp.image.v1.ListImagesRequest\x1a\".crisp.image.v1.ListImagesResponse\x12M\n" +
+	"ListImages\x12!.crisp.image.v1.ListImagesRequest\x1a\".crisp.image.v1.ListImagesResponse\x12[\n" +
+	"\fStreamImages\x12#.crisp.image.v1.StreamImagesRequest\x1a$.crisp.image.v1.StreamImagesResponse0\x01\x12M\n" +
 	"\bGetImage\x12\x1f.crisp.image.v1.GetImageRequest\x1a .crisp.image.v1.GetImageResponse\x12V\n" +
 	"\vRemoveImage\x12\".crisp.image.v1.RemoveImageRequest\x1a#.crisp.image.v1.RemoveImageResponse\x12k\n" +
 	"\x12GetImageFilesystem\x12).crisp.image.v1.GetImageFilesystemRequest\x1a*.crisp.image.v1.GetImageFilesystemResponseB\xbe\x01\n" +
@@ -561,7 +658,7 @@ func file_crisp_image_v1_image_service_proto_rawDescGZIP() []byte {
 	return file_crisp_image_v1_image_service_proto_rawDescData
 }
 
-var file_crisp_image_v1_image_service_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_crisp_image_v1_image_service_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_crisp_image_v1_image_service_proto_goTypes = []any{
 	(*PullImageRequest)(nil),           // 0: crisp.image.v1.PullImageRequest
 	(*PullImageResponse)(nil),          // 1: crisp.image.v1.PullImageResponse
@@ -573,41 +670,47 @@ var file_crisp_image_v1_image_service_proto_goTypes = []any{
 	(*RemoveImageResponse)(nil),        // 7: crisp.image.v1.RemoveImageResponse
 	(*GetImageFilesystemRequest)(nil),  // 8: crisp.image.v1.GetImageFilesystemRequest
 	(*GetImageFilesystemResponse)(nil), // 9: crisp.image.v1.GetImageFilesystemResponse
-	nil,                                // 10: crisp.image.v1.GetImageResponse.InfoEntry
-	(*v1.ImageSpec)(nil),               // 11: runtime.v1.ImageSpec
-	(*v1.AuthConfig)(nil),              // 12: runtime.v1.AuthConfig
-	(*v1.PodSandboxConfig)(nil),        // 13: runtime.v1.PodSandboxConfig
-	(*v1.ImageFilter)(nil),             // 14: runtime.v1.ImageFilter
-	(*v1.Image)(nil),                   // 15: runtime.v1.Image
-	(*v1.FilesystemUsage)(nil),         // 16: runtime.v1.FilesystemUsage
+	(*StreamImagesRequest)(nil),        // 10: crisp.image.v1.StreamImagesRequest
+	(*StreamImagesResponse)(nil),       // 11: crisp.image.v1.StreamImagesResponse
+	nil,                                // 12: crisp.image.v1.GetImageResponse.InfoEntry
+	(*v1.ImageSpec)(nil),               // 13: runtime.v1.ImageSpec
+	(*v1.AuthConfig)(nil),              // 14: runtime.v1.AuthConfig
+	(*v1.PodSandboxConfig)(nil),        // 15: runtime.v1.PodSandboxConfig
+	(*v1.ImageFilter)(nil),             // 16: runtime.v1.ImageFilter
+	(*v1.Image)(nil),                   // 17: runtime.v1.Image
+	(*v1.FilesystemUsage)(nil),         // 18: runtime.v1.FilesystemUsage
 }
 var file_crisp_image_v1_image_service_proto_depIdxs = []int32{
-	11, // 0: crisp.image.v1.PullImageRequest.image:type_name -> runtime.v1.ImageSpec
-	12, // 1: crisp.image.v1.PullImageRequest.auth:type_name -> runtime.v1.AuthConfig
-	13, // 2: crisp.image.v1.PullImageRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
-	14, // 3: crisp.image.v1.ListImagesRequest.filter:type_name -> runtime.v1.ImageFilter
-	15, // 4: crisp.image.v1.ListImagesResponse.images:type_name -> runtime.v1.Image
-	11, // 5: crisp.image.v1.GetImageRequest.image:type_name -> runtime.v1.ImageSpec
-	15, // 6: crisp.image.v1.GetImageResponse.image:type_name -> runtime.v1.Image
-	10, // 7: crisp.image.v1.GetImageResponse.info:type_name -> crisp.image.v1.GetImageResponse.InfoEntry
-	11, // 8: crisp.image.v1.RemoveImageRequest.image:type_name -> runtime.v1.ImageSpec
-	16, // 9: crisp.image.v1.GetImageFilesystemResponse.image_filesystems:type_name -> runtime.v1.FilesystemUsage
-	16, // 10: crisp.image.v1.GetImageFilesystemResponse.container_filesystems:type_name -> runtime.v1.FilesystemUsage
-	0,  // 11: crisp.image.v1.ImageService.PullImage:input_type -> crisp.image.v1.PullImageRequest
-	2,  // 12: crisp.image.v1.ImageService.ListImages:input_type -> crisp.image.v1.ListImagesRequest
-	4,  // 13: crisp.image.v1.ImageService.GetImage:input_type -> crisp.image.v1.GetImageRequest
-	6,  // 14: crisp.image.v1.ImageService.RemoveImage:input_type -> crisp.image.v1.RemoveImageRequest
-	8,  // 15: crisp.image.v1.ImageService.GetImageFilesystem:input_type -> crisp.image.v1.GetImageFilesystemRequest
-	1,  // 16: crisp.image.v1.ImageService.PullImage:output_type -> crisp.image.v1.PullImageResponse
-	3,  // 17: crisp.image.v1.ImageService.ListImages:output_type -> crisp.image.v1.ListImagesResponse
-	5,  // 18: crisp.image.v1.ImageService.GetImage:output_type -> crisp.image.v1.GetImageResponse
-	7,  // 19: crisp.image.v1.ImageService.RemoveImage:output_type -> crisp.image.v1.RemoveImageResponse
-	9,  // 20: crisp.image.v1.ImageService.GetImageFilesystem:output_type -> crisp.image.v1.GetImageFilesystemResponse
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	13, // 0: crisp.image.v1.PullImageRequest.image:type_name -> runtime.v1.ImageSpec
+	14, // 1: crisp.image.v1.PullImageRequest.auth:type_name -> runtime.v1.AuthConfig
+	15, // 2: crisp.image.v1.PullImageRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
+	16, // 3: crisp.image.v1.ListImagesRequest.filter:type_name -> runtime.v1.ImageFilter
+	17, // 4: crisp.image.v1.ListImagesResponse.images:type_name -> runtime.v1.Image
+	13, // 5: crisp.image.v1.GetImageRequest.image:type_name -> runtime.v1.ImageSpec
+	17, // 6: crisp.image.v1.GetImageResponse.image:type_name -> runtime.v1.Image
+	12, // 7: crisp.image.v1.GetImageResponse.info:type_name -> crisp.image.v1.GetImageResponse.InfoEntry
+	13, // 8: crisp.image.v1.RemoveImageRequest.image:type_name -> runtime.v1.ImageSpec
+	18, // 9: crisp.image.v1.GetImageFilesystemResponse.image_filesystems:type_name -> runtime.v1.FilesystemUsage
+	18, // 10: crisp.image.v1.GetImageFilesystemResponse.container_filesystems:type_name -> runtime.v1.FilesystemUsage
+	16, // 11: crisp.image.v1.StreamImagesRequest.filter:type_name -> runtime.v1.ImageFilter
+	17, // 12: crisp.image.v1.StreamImagesResponse.images:type_name -> runtime.v1.Image
+	0,  // 13: crisp.image.v1.ImageService.PullImage:input_type -> crisp.image.v1.PullImageRequest
+	2,  // 14: crisp.image.v1.ImageService.ListImages:input_type -> crisp.image.v1.ListImagesRequest
+	10, // 15: crisp.image.v1.ImageService.StreamImages:input_type -> crisp.image.v1.StreamImagesRequest
+	4,  // 16: crisp.image.v1.ImageService.GetImage:input_type -> crisp.image.v1.GetImageRequest
+	6,  // 17: crisp.image.v1.ImageService.RemoveImage:input_type -> crisp.image.v1.RemoveImageRequest
+	8,  // 18: crisp.image.v1.ImageService.GetImageFilesystem:input_type -> crisp.image.v1.GetImageFilesystemRequest
+	1,  // 19: crisp.image.v1.ImageService.PullImage:output_type -> crisp.image.v1.PullImageResponse
+	3,  // 20: crisp.image.v1.ImageService.ListImages:output_type -> crisp.image.v1.ListImagesResponse
+	11, // 21: crisp.image.v1.ImageService.StreamImages:output_type -> crisp.image.v1.StreamImagesResponse
+	5,  // 22: crisp.image.v1.ImageService.GetImage:output_type -> crisp.image.v1.GetImageResponse
+	7,  // 23: crisp.image.v1.ImageService.RemoveImage:output_type -> crisp.image.v1.RemoveImageResponse
+	9,  // 24: crisp.image.v1.ImageService.GetImageFilesystem:output_type -> crisp.image.v1.GetImageFilesystemResponse
+	19, // [19:25] is the sub-list for method output_type
+	13, // [13:19] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_crisp_image_v1_image_service_proto_init() }
@@ -621,7 +724,7 @@ func file_crisp_image_v1_image_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_image_v1_image_service_proto_rawDesc), len(file_crisp_image_v1_image_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ImageService_PullImage_FullMethodName          = "/crisp.image.v1.ImageService/PullImage"
 	ImageService_ListImages_FullMethodName         = "/crisp.image.v1.ImageService/ListImages"
+	ImageService_StreamImages_FullMethodName       = "/crisp.image.v1.ImageService/StreamImages"
 	ImageService_GetImage_FullMethodName           = "/crisp.image.v1.ImageService/GetImage"
 	ImageService_RemoveImage_FullMethodName        = "/crisp.image.v1.ImageService/RemoveImage"
 	ImageService_GetImageFilesystem_FullMethodName = "/crisp.image.v1.ImageService/GetImageFilesystem"
@@ -38,6 +39,8 @@ type ImageServiceClient interface {
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (*PullImageResponse, error)
 	// ListImages returns the images on the node, in a stable order.
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
+	// StreamImages is ListImages sent in pieces. No piece is empty, and no image comes twice.
+	StreamImages(ctx context.Context, in *StreamImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamImagesResponse], error)
 	// GetImage returns one image; an unknown one is an answer without image, not an
 	// error. Errors: InvalidArgument.
 	GetImage(ctx context.Context, in *GetImageRequest, opts ...grpc.CallOption) (*GetImageResponse, error)
@@ -75,6 +78,25 @@ func (c *imageServiceClient) ListImages(ctx context.Context, in *ListImagesReque
 	}
 	return out, nil
 }
+
+func (c *imageServiceClient) StreamImages(ctx context.Context, in *StreamImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamImagesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ImageService_ServiceDesc.Streams[0], ImageService_StreamImages_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamImagesRequest, StreamImagesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ImageService_StreamImagesClient = grpc.ServerStreamingClient[StreamImagesResponse]
 
 func (c *imageServiceClient) GetImage(ctx context.Context, in *GetImageRequest, opts ...grpc.CallOption) (*GetImageResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -118,6 +140,8 @@ type ImageServiceServer interface {
 	PullImage(context.Context, *PullImageRequest) (*PullImageResponse, error)
 	// ListImages returns the images on the node, in a stable order.
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
+	// StreamImages is ListImages sent in pieces. No piece is empty, and no image comes twice.
+	StreamImages(*StreamImagesRequest, grpc.ServerStreamingServer[StreamImagesResponse]) error
 	// GetImage returns one image; an unknown one is an answer without image, not an
 	// error. Errors: InvalidArgument.
 	GetImage(context.Context, *GetImageRequest) (*GetImageResponse, error)
@@ -141,6 +165,9 @@ func (UnimplementedImageServiceServer) PullImage(context.Context, *PullImageRequ
 }
 func (UnimplementedImageServiceServer) ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListImages not implemented")
+}
+func (UnimplementedImageServiceServer) StreamImages(*StreamImagesRequest, grpc.ServerStreamingServer[StreamImagesResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamImages not implemented")
 }
 func (UnimplementedImageServiceServer) GetImage(context.Context, *GetImageRequest) (*GetImageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetImage not implemented")
@@ -207,6 +234,17 @@ func _ImageService_ListImages_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _ImageService_StreamImages_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamImagesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImageServiceServer).StreamImages(m, &grpc.GenericServerStream[StreamImagesRequest, StreamImagesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ImageService_StreamImagesServer = grpc.ServerStreamingServer[StreamImagesResponse]
 
 func _ImageService_GetImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetImageRequest)
@@ -290,6 +328,12 @@ var ImageService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ImageService_GetImageFilesystem_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "StreamImages",
+			Handler:       _ImageService_StreamImages_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "crisp/image/v1/image_service.proto",
 }

@@ -1296,6 +1296,356 @@ func (x *ListSandboxStatsResponse) GetStats() []*v1.PodSandboxStats {
 	return nil
 }
 
+// StreamSandboxesRequest selects sandboxes.
+type StreamSandboxesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRI filter; absent means all.
+	Filter        *v1.PodSandboxFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxesRequest) Reset() {
+	*x = StreamSandboxesRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxesRequest) ProtoMessage() {}
+
+func (x *StreamSandboxesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxesRequest.ProtoReflect.Descriptor instead.
+func (*StreamSandboxesRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *StreamSandboxesRequest) GetFilter() *v1.PodSandboxFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// StreamSandboxesResponse is a piece of the list.
+type StreamSandboxesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Some of the matching sandboxes.
+	Items         []*v1.PodSandbox `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxesResponse) Reset() {
+	*x = StreamSandboxesResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxesResponse) ProtoMessage() {}
+
+func (x *StreamSandboxesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxesResponse.ProtoReflect.Descriptor instead.
+func (*StreamSandboxesResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *StreamSandboxesResponse) GetItems() []*v1.PodSandbox {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+// StreamSandboxStatsRequest selects sandboxes.
+type StreamSandboxStatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRI filter; absent means all.
+	Filter        *v1.PodSandboxStatsFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxStatsRequest) Reset() {
+	*x = StreamSandboxStatsRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxStatsRequest) ProtoMessage() {}
+
+func (x *StreamSandboxStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxStatsRequest.ProtoReflect.Descriptor instead.
+func (*StreamSandboxStatsRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StreamSandboxStatsRequest) GetFilter() *v1.PodSandboxStatsFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// StreamSandboxStatsResponse is a piece of the list.
+type StreamSandboxStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stats of some of the matching sandboxes.
+	Stats         []*v1.PodSandboxStats `protobuf:"bytes,1,rep,name=stats,proto3" json:"stats,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxStatsResponse) Reset() {
+	*x = StreamSandboxStatsResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxStatsResponse) ProtoMessage() {}
+
+func (x *StreamSandboxStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxStatsResponse.ProtoReflect.Descriptor instead.
+func (*StreamSandboxStatsResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StreamSandboxStatsResponse) GetStats() []*v1.PodSandboxStats {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+// StreamSandboxMetricsRequest is empty.
+type StreamSandboxMetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxMetricsRequest) Reset() {
+	*x = StreamSandboxMetricsRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxMetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxMetricsRequest) ProtoMessage() {}
+
+func (x *StreamSandboxMetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxMetricsRequest.ProtoReflect.Descriptor instead.
+func (*StreamSandboxMetricsRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{29}
+}
+
+// StreamSandboxMetricsResponse is a piece of the metrics.
+type StreamSandboxMetricsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Metrics of some sandboxes with those of their containers.
+	Metrics       []*v1.PodSandboxMetrics `protobuf:"bytes,1,rep,name=metrics,proto3" json:"metrics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSandboxMetricsResponse) Reset() {
+	*x = StreamSandboxMetricsResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSandboxMetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSandboxMetricsResponse) ProtoMessage() {}
+
+func (x *StreamSandboxMetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSandboxMetricsResponse.ProtoReflect.Descriptor instead.
+func (*StreamSandboxMetricsResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *StreamSandboxMetricsResponse) GetMetrics() []*v1.PodSandboxMetrics {
+	if x != nil {
+		return x.Metrics
+	}
+	return nil
+}
+
+// ListMetricDescriptorsRequest is empty.
+type ListMetricDescriptorsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMetricDescriptorsRequest) Reset() {
+	*x = ListMetricDescriptorsRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMetricDescriptorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMetricDescriptorsRequest) ProtoMessage() {}
+
+func (x *ListMetricDescriptorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMetricDescriptorsRequest.ProtoReflect.Descriptor instead.
+func (*ListMetricDescriptorsRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{31}
+}
+
+// ListMetricDescriptorsResponse has the wire form of CRI's ListMetricDescriptorsResponse.
+type ListMetricDescriptorsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The descriptors, by ascending name.
+	Descriptors   []*v1.MetricDescriptor `protobuf:"bytes,1,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMetricDescriptorsResponse) Reset() {
+	*x = ListMetricDescriptorsResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMetricDescriptorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMetricDescriptorsResponse) ProtoMessage() {}
+
+func (x *ListMetricDescriptorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMetricDescriptorsResponse.ProtoReflect.Descriptor instead.
+func (*ListMetricDescriptorsResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListMetricDescriptorsResponse) GetDescriptors() []*v1.MetricDescriptor {
+	if x != nil {
+		return x.Descriptors
+	}
+	return nil
+}
+
 var File_crisp_sandbox_v1_sandbox_service_proto protoreflect.FileDescriptor
 
 const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
@@ -1378,7 +1728,21 @@ const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\x17ListSandboxStatsRequest\x129\n" +
 	"\x06filter\x18\x01 \x01(\v2!.runtime.v1.PodSandboxStatsFilterR\x06filter\"M\n" +
 	"\x18ListSandboxStatsResponse\x121\n" +
-	"\x05stats\x18\x01 \x03(\v2\x1b.runtime.v1.PodSandboxStatsR\x05stats2\xc4\t\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1b.runtime.v1.PodSandboxStatsR\x05stats\"N\n" +
+	"\x16StreamSandboxesRequest\x124\n" +
+	"\x06filter\x18\x01 \x01(\v2\x1c.runtime.v1.PodSandboxFilterR\x06filter\"G\n" +
+	"\x17StreamSandboxesResponse\x12,\n" +
+	"\x05items\x18\x01 \x03(\v2\x16.runtime.v1.PodSandboxR\x05items\"V\n" +
+	"\x19StreamSandboxStatsRequest\x129\n" +
+	"\x06filter\x18\x01 \x01(\v2!.runtime.v1.PodSandboxStatsFilterR\x06filter\"O\n" +
+	"\x1aStreamSandboxStatsResponse\x121\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1b.runtime.v1.PodSandboxStatsR\x05stats\"\x1d\n" +
+	"\x1bStreamSandboxMetricsRequest\"W\n" +
+	"\x1cStreamSandboxMetricsResponse\x127\n" +
+	"\ametrics\x18\x01 \x03(\v2\x1d.runtime.v1.PodSandboxMetricsR\ametrics\"\x1e\n" +
+	"\x1cListMetricDescriptorsRequest\"_\n" +
+	"\x1dListMetricDescriptorsResponse\x12>\n" +
+	"\vdescriptors\x18\x01 \x03(\v2\x1c.runtime.v1.MetricDescriptorR\vdescriptors2\x94\r\n" +
 	"\x0eSandboxService\x12c\n" +
 	"\x0ePrepareSandbox\x12'.crisp.sandbox.v1.PrepareSandboxRequest\x1a(.crisp.sandbox.v1.PrepareSandboxResponse\x12`\n" +
 	"\rCommitSandbox\x12&.crisp.sandbox.v1.CommitSandboxRequest\x1a'.crisp.sandbox.v1.CommitSandboxResponse\x12]\n" +
@@ -1392,7 +1756,11 @@ const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\x16UpdateSandboxResources\x12/.crisp.sandbox.v1.UpdateSandboxResourcesRequest\x1a0.crisp.sandbox.v1.UpdateSandboxResourcesResponse\x12^\n" +
 	"\vPortForward\x12$.crisp.sandbox.v1.PortForwardRequest\x1a%.crisp.sandbox.v1.PortForwardResponse(\x010\x01\x12f\n" +
 	"\x0fGetSandboxStats\x12(.crisp.sandbox.v1.GetSandboxStatsRequest\x1a).crisp.sandbox.v1.GetSandboxStatsResponse\x12i\n" +
-	"\x10ListSandboxStats\x12).crisp.sandbox.v1.ListSandboxStatsRequest\x1a*.crisp.sandbox.v1.ListSandboxStatsResponseB\xce\x01\n" +
+	"\x10ListSandboxStats\x12).crisp.sandbox.v1.ListSandboxStatsRequest\x1a*.crisp.sandbox.v1.ListSandboxStatsResponse\x12h\n" +
+	"\x0fStreamSandboxes\x12(.crisp.sandbox.v1.StreamSandboxesRequest\x1a).crisp.sandbox.v1.StreamSandboxesResponse0\x01\x12q\n" +
+	"\x12StreamSandboxStats\x12+.crisp.sandbox.v1.StreamSandboxStatsRequest\x1a,.crisp.sandbox.v1.StreamSandboxStatsResponse0\x01\x12w\n" +
+	"\x14StreamSandboxMetrics\x12-.crisp.sandbox.v1.StreamSandboxMetricsRequest\x1a..crisp.sandbox.v1.StreamSandboxMetricsResponse0\x01\x12x\n" +
+	"\x15ListMetricDescriptors\x12..crisp.sandbox.v1.ListMetricDescriptorsRequest\x1a/.crisp.sandbox.v1.ListMetricDescriptorsResponseB\xce\x01\n" +
 	"\x14com.crisp.sandbox.v1B\x13SandboxServiceProtoP\x01Z?github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1;sandboxv1\xa2\x02\x03CSX\xaa\x02\x10Crisp.Sandbox.V1\xca\x02\x10Crisp\\Sandbox\\V1\xe2\x02\x1cCrisp\\Sandbox\\V1\\GPBMetadata\xea\x02\x12Crisp::Sandbox::V1b\x06proto3"
 
 var (
@@ -1407,7 +1775,7 @@ func file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP() []byte {
 	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescData
 }
 
-var file_crisp_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_crisp_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_crisp_sandbox_v1_sandbox_service_proto_goTypes = []any{
 	(*PrepareSandboxRequest)(nil),          // 0: crisp.sandbox.v1.PrepareSandboxRequest
 	(*PrepareSandboxResponse)(nil),         // 1: crisp.sandbox.v1.PrepareSandboxResponse
@@ -1434,64 +1802,88 @@ var file_crisp_sandbox_v1_sandbox_service_proto_goTypes = []any{
 	(*GetSandboxStatsResponse)(nil),        // 22: crisp.sandbox.v1.GetSandboxStatsResponse
 	(*ListSandboxStatsRequest)(nil),        // 23: crisp.sandbox.v1.ListSandboxStatsRequest
 	(*ListSandboxStatsResponse)(nil),       // 24: crisp.sandbox.v1.ListSandboxStatsResponse
-	nil,                                    // 25: crisp.sandbox.v1.GetSandboxResponse.InfoEntry
-	(*v1.PodSandboxConfig)(nil),            // 26: runtime.v1.PodSandboxConfig
-	(*api.PodSandbox)(nil),                 // 27: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                  // 28: nri.pkg.api.v1alpha1.Container
-	(*v1.PodSandboxStatus)(nil),            // 29: runtime.v1.PodSandboxStatus
-	(*v1.ContainerStatus)(nil),             // 30: runtime.v1.ContainerStatus
-	(*v1.PodSandboxFilter)(nil),            // 31: runtime.v1.PodSandboxFilter
-	(*v1.PodSandbox)(nil),                  // 32: runtime.v1.PodSandbox
-	(*v1.LinuxContainerResources)(nil),     // 33: runtime.v1.LinuxContainerResources
-	(*v1.PodSandboxStats)(nil),             // 34: runtime.v1.PodSandboxStats
-	(*v1.PodSandboxStatsFilter)(nil),       // 35: runtime.v1.PodSandboxStatsFilter
+	(*StreamSandboxesRequest)(nil),         // 25: crisp.sandbox.v1.StreamSandboxesRequest
+	(*StreamSandboxesResponse)(nil),        // 26: crisp.sandbox.v1.StreamSandboxesResponse
+	(*StreamSandboxStatsRequest)(nil),      // 27: crisp.sandbox.v1.StreamSandboxStatsRequest
+	(*StreamSandboxStatsResponse)(nil),     // 28: crisp.sandbox.v1.StreamSandboxStatsResponse
+	(*StreamSandboxMetricsRequest)(nil),    // 29: crisp.sandbox.v1.StreamSandboxMetricsRequest
+	(*StreamSandboxMetricsResponse)(nil),   // 30: crisp.sandbox.v1.StreamSandboxMetricsResponse
+	(*ListMetricDescriptorsRequest)(nil),   // 31: crisp.sandbox.v1.ListMetricDescriptorsRequest
+	(*ListMetricDescriptorsResponse)(nil),  // 32: crisp.sandbox.v1.ListMetricDescriptorsResponse
+	nil,                                    // 33: crisp.sandbox.v1.GetSandboxResponse.InfoEntry
+	(*v1.PodSandboxConfig)(nil),            // 34: runtime.v1.PodSandboxConfig
+	(*api.PodSandbox)(nil),                 // 35: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                  // 36: nri.pkg.api.v1alpha1.Container
+	(*v1.PodSandboxStatus)(nil),            // 37: runtime.v1.PodSandboxStatus
+	(*v1.ContainerStatus)(nil),             // 38: runtime.v1.ContainerStatus
+	(*v1.PodSandboxFilter)(nil),            // 39: runtime.v1.PodSandboxFilter
+	(*v1.PodSandbox)(nil),                  // 40: runtime.v1.PodSandbox
+	(*v1.LinuxContainerResources)(nil),     // 41: runtime.v1.LinuxContainerResources
+	(*v1.PodSandboxStats)(nil),             // 42: runtime.v1.PodSandboxStats
+	(*v1.PodSandboxStatsFilter)(nil),       // 43: runtime.v1.PodSandboxStatsFilter
+	(*v1.PodSandboxMetrics)(nil),           // 44: runtime.v1.PodSandboxMetrics
+	(*v1.MetricDescriptor)(nil),            // 45: runtime.v1.MetricDescriptor
 }
 var file_crisp_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
-	26, // 0: crisp.sandbox.v1.PrepareSandboxRequest.config:type_name -> runtime.v1.PodSandboxConfig
-	27, // 1: crisp.sandbox.v1.PrepareSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	27, // 2: crisp.sandbox.v1.QuiesceSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	28, // 3: crisp.sandbox.v1.QuiesceSandboxResponse.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	29, // 4: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
-	25, // 5: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
-	30, // 6: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
-	31, // 7: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
-	32, // 8: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
-	33, // 9: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
-	33, // 10: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
-	27, // 11: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	34, // 0: crisp.sandbox.v1.PrepareSandboxRequest.config:type_name -> runtime.v1.PodSandboxConfig
+	35, // 1: crisp.sandbox.v1.PrepareSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	35, // 2: crisp.sandbox.v1.QuiesceSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	36, // 3: crisp.sandbox.v1.QuiesceSandboxResponse.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	37, // 4: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
+	33, // 5: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
+	38, // 6: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
+	39, // 7: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	40, // 8: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	41, // 9: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
+	41, // 10: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
+	35, // 11: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
 	19, // 12: crisp.sandbox.v1.PortForwardRequest.target:type_name -> crisp.sandbox.v1.PortForwardTarget
-	34, // 13: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	35, // 14: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
-	34, // 15: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	0,  // 16: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
-	2,  // 17: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
-	4,  // 18: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
-	6,  // 19: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
-	8,  // 20: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
-	10, // 21: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
-	12, // 22: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
-	14, // 23: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
-	16, // 24: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
-	18, // 25: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
-	21, // 26: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
-	23, // 27: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
-	1,  // 28: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
-	3,  // 29: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
-	5,  // 30: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
-	7,  // 31: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
-	9,  // 32: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
-	11, // 33: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
-	13, // 34: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
-	15, // 35: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
-	17, // 36: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
-	20, // 37: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
-	22, // 38: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
-	24, // 39: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
-	28, // [28:40] is the sub-list for method output_type
-	16, // [16:28] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	42, // 13: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	43, // 14: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	42, // 15: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	39, // 16: crisp.sandbox.v1.StreamSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	40, // 17: crisp.sandbox.v1.StreamSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	43, // 18: crisp.sandbox.v1.StreamSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	42, // 19: crisp.sandbox.v1.StreamSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	44, // 20: crisp.sandbox.v1.StreamSandboxMetricsResponse.metrics:type_name -> runtime.v1.PodSandboxMetrics
+	45, // 21: crisp.sandbox.v1.ListMetricDescriptorsResponse.descriptors:type_name -> runtime.v1.MetricDescriptor
+	0,  // 22: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
+	2,  // 23: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
+	4,  // 24: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
+	6,  // 25: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
+	8,  // 26: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
+	10, // 27: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
+	12, // 28: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
+	14, // 29: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
+	16, // 30: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
+	18, // 31: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
+	21, // 32: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
+	23, // 33: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
+	25, // 34: crisp.sandbox.v1.SandboxService.StreamSandboxes:input_type -> crisp.sandbox.v1.StreamSandboxesRequest
+	27, // 35: crisp.sandbox.v1.SandboxService.StreamSandboxStats:input_type -> crisp.sandbox.v1.StreamSandboxStatsRequest
+	29, // 36: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:input_type -> crisp.sandbox.v1.StreamSandboxMetricsRequest
+	31, // 37: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:input_type -> crisp.sandbox.v1.ListMetricDescriptorsRequest
+	1,  // 38: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
+	3,  // 39: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
+	5,  // 40: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
+	7,  // 41: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
+	9,  // 42: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
+	11, // 43: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
+	13, // 44: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
+	15, // 45: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
+	17, // 46: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
+	20, // 47: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
+	22, // 48: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
+	24, // 49: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
+	26, // 50: crisp.sandbox.v1.SandboxService.StreamSandboxes:output_type -> crisp.sandbox.v1.StreamSandboxesResponse
+	28, // 51: crisp.sandbox.v1.SandboxService.StreamSandboxStats:output_type -> crisp.sandbox.v1.StreamSandboxStatsResponse
+	30, // 52: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:output_type -> crisp.sandbox.v1.StreamSandboxMetricsResponse
+	32, // 53: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:output_type -> crisp.sandbox.v1.ListMetricDescriptorsResponse
+	38, // [38:54] is the sub-list for method output_type
+	22, // [22:38] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_crisp_sandbox_v1_sandbox_service_proto_init() }
@@ -1509,7 +1901,7 @@ func file_crisp_sandbox_v1_sandbox_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_sandbox_v1_sandbox_service_proto_rawDesc), len(file_crisp_sandbox_v1_sandbox_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

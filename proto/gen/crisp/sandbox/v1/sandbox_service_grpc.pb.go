@@ -31,6 +31,10 @@ const (
 	SandboxService_PortForward_FullMethodName            = "/crisp.sandbox.v1.SandboxService/PortForward"
 	SandboxService_GetSandboxStats_FullMethodName        = "/crisp.sandbox.v1.SandboxService/GetSandboxStats"
 	SandboxService_ListSandboxStats_FullMethodName       = "/crisp.sandbox.v1.SandboxService/ListSandboxStats"
+	SandboxService_StreamSandboxes_FullMethodName        = "/crisp.sandbox.v1.SandboxService/StreamSandboxes"
+	SandboxService_StreamSandboxStats_FullMethodName     = "/crisp.sandbox.v1.SandboxService/StreamSandboxStats"
+	SandboxService_StreamSandboxMetrics_FullMethodName   = "/crisp.sandbox.v1.SandboxService/StreamSandboxMetrics"
+	SandboxService_ListMetricDescriptors_FullMethodName  = "/crisp.sandbox.v1.SandboxService/ListMetricDescriptors"
 )
 
 // SandboxServiceClient is the client API for SandboxService service.
@@ -77,6 +81,17 @@ type SandboxServiceClient interface {
 	GetSandboxStats(ctx context.Context, in *GetSandboxStatsRequest, opts ...grpc.CallOption) (*GetSandboxStatsResponse, error)
 	// ListSandboxStats returns the resource use of the matching sandboxes.
 	ListSandboxStats(ctx context.Context, in *ListSandboxStatsRequest, opts ...grpc.CallOption) (*ListSandboxStatsResponse, error)
+	// StreamSandboxes is ListSandboxes sent in pieces while the list is made. No piece is
+	// empty, and no sandbox comes twice.
+	StreamSandboxes(ctx context.Context, in *StreamSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxesResponse], error)
+	// StreamSandboxStats is ListSandboxStats sent in pieces while the sandboxes are measured.
+	StreamSandboxStats(ctx context.Context, in *StreamSandboxStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxStatsResponse], error)
+	// StreamSandboxMetrics measures the READY sandboxes and their running containers one
+	// after the other and sends what kubelet offers as /metrics/cadvisor.
+	StreamSandboxMetrics(ctx context.Context, in *StreamSandboxMetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxMetricsResponse], error)
+	// ListMetricDescriptors describes every metric that StreamSandboxMetrics may send. It
+	// answers also before recovery is done, and always the same.
+	ListMetricDescriptors(ctx context.Context, in *ListMetricDescriptorsRequest, opts ...grpc.CallOption) (*ListMetricDescriptorsResponse, error)
 }
 
 type sandboxServiceClient struct {
@@ -210,6 +225,73 @@ func (c *sandboxServiceClient) ListSandboxStats(ctx context.Context, in *ListSan
 	return out, nil
 }
 
+func (c *sandboxServiceClient) StreamSandboxes(ctx context.Context, in *StreamSandboxesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SandboxService_ServiceDesc.Streams[1], SandboxService_StreamSandboxes_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamSandboxesRequest, StreamSandboxesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxesClient = grpc.ServerStreamingClient[StreamSandboxesResponse]
+
+func (c *sandboxServiceClient) StreamSandboxStats(ctx context.Context, in *StreamSandboxStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxStatsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SandboxService_ServiceDesc.Streams[2], SandboxService_StreamSandboxStats_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamSandboxStatsRequest, StreamSandboxStatsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxStatsClient = grpc.ServerStreamingClient[StreamSandboxStatsResponse]
+
+func (c *sandboxServiceClient) StreamSandboxMetrics(ctx context.Context, in *StreamSandboxMetricsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSandboxMetricsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SandboxService_ServiceDesc.Streams[3], SandboxService_StreamSandboxMetrics_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamSandboxMetricsRequest, StreamSandboxMetricsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxMetricsClient = grpc.ServerStreamingClient[StreamSandboxMetricsResponse]
+
+func (c *sandboxServiceClient) ListMetricDescriptors(ctx context.Context, in *ListMetricDescriptorsRequest, opts ...grpc.CallOption) (*ListMetricDescriptorsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListMetricDescriptorsResponse)
+	err := c.cc.Invoke(ctx, SandboxService_ListMetricDescriptors_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SandboxServiceServer is the server API for SandboxService service.
 // All implementations must embed UnimplementedSandboxServiceServer
 // for forward compatibility.
@@ -254,6 +336,17 @@ type SandboxServiceServer interface {
 	GetSandboxStats(context.Context, *GetSandboxStatsRequest) (*GetSandboxStatsResponse, error)
 	// ListSandboxStats returns the resource use of the matching sandboxes.
 	ListSandboxStats(context.Context, *ListSandboxStatsRequest) (*ListSandboxStatsResponse, error)
+	// StreamSandboxes is ListSandboxes sent in pieces while the list is made. No piece is
+	// empty, and no sandbox comes twice.
+	StreamSandboxes(*StreamSandboxesRequest, grpc.ServerStreamingServer[StreamSandboxesResponse]) error
+	// StreamSandboxStats is ListSandboxStats sent in pieces while the sandboxes are measured.
+	StreamSandboxStats(*StreamSandboxStatsRequest, grpc.ServerStreamingServer[StreamSandboxStatsResponse]) error
+	// StreamSandboxMetrics measures the READY sandboxes and their running containers one
+	// after the other and sends what kubelet offers as /metrics/cadvisor.
+	StreamSandboxMetrics(*StreamSandboxMetricsRequest, grpc.ServerStreamingServer[StreamSandboxMetricsResponse]) error
+	// ListMetricDescriptors describes every metric that StreamSandboxMetrics may send. It
+	// answers also before recovery is done, and always the same.
+	ListMetricDescriptors(context.Context, *ListMetricDescriptorsRequest) (*ListMetricDescriptorsResponse, error)
 	mustEmbedUnimplementedSandboxServiceServer()
 }
 
@@ -299,6 +392,18 @@ func (UnimplementedSandboxServiceServer) GetSandboxStats(context.Context, *GetSa
 }
 func (UnimplementedSandboxServiceServer) ListSandboxStats(context.Context, *ListSandboxStatsRequest) (*ListSandboxStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSandboxStats not implemented")
+}
+func (UnimplementedSandboxServiceServer) StreamSandboxes(*StreamSandboxesRequest, grpc.ServerStreamingServer[StreamSandboxesResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamSandboxes not implemented")
+}
+func (UnimplementedSandboxServiceServer) StreamSandboxStats(*StreamSandboxStatsRequest, grpc.ServerStreamingServer[StreamSandboxStatsResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamSandboxStats not implemented")
+}
+func (UnimplementedSandboxServiceServer) StreamSandboxMetrics(*StreamSandboxMetricsRequest, grpc.ServerStreamingServer[StreamSandboxMetricsResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamSandboxMetrics not implemented")
+}
+func (UnimplementedSandboxServiceServer) ListMetricDescriptors(context.Context, *ListMetricDescriptorsRequest) (*ListMetricDescriptorsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListMetricDescriptors not implemented")
 }
 func (UnimplementedSandboxServiceServer) mustEmbedUnimplementedSandboxServiceServer() {}
 func (UnimplementedSandboxServiceServer) testEmbeddedByValue()                        {}
@@ -526,6 +631,57 @@ func _SandboxService_ListSandboxStats_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SandboxService_StreamSandboxes_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamSandboxesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SandboxServiceServer).StreamSandboxes(m, &grpc.GenericServerStream[StreamSandboxesRequest, StreamSandboxesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxesServer = grpc.ServerStreamingServer[StreamSandboxesResponse]
+
+func _SandboxService_StreamSandboxStats_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamSandboxStatsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SandboxServiceServer).StreamSandboxStats(m, &grpc.GenericServerStream[StreamSandboxStatsRequest, StreamSandboxStatsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxStatsServer = grpc.ServerStreamingServer[StreamSandboxStatsResponse]
+
+func _SandboxService_StreamSandboxMetrics_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamSandboxMetricsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SandboxServiceServer).StreamSandboxMetrics(m, &grpc.GenericServerStream[StreamSandboxMetricsRequest, StreamSandboxMetricsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SandboxService_StreamSandboxMetricsServer = grpc.ServerStreamingServer[StreamSandboxMetricsResponse]
+
+func _SandboxService_ListMetricDescriptors_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListMetricDescriptorsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxServiceServer).ListMetricDescriptors(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxService_ListMetricDescriptors_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxServiceServer).ListMetricDescriptors(ctx, req.(*ListMetricDescriptorsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SandboxService_ServiceDesc is the grpc.ServiceDesc for SandboxService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -577,6 +733,10 @@ var SandboxService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ListSandboxStats",
 			Handler:    _SandboxService_ListSandboxStats_Handler,
 		},
+		{
+			MethodName: "ListMetricDescriptors",
+			Handler:    _SandboxService_ListMetricDescriptors_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -584,6 +744,21 @@ var SandboxService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _SandboxService_PortForward_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "StreamSandboxes",
+			Handler:       _SandboxService_StreamSandboxes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamSandboxStats",
+			Handler:       _SandboxService_StreamSandboxStats_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamSandboxMetrics",
+			Handler:       _SandboxService_StreamSandboxMetrics_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "crisp/sandbox/v1/sandbox_service.proto",

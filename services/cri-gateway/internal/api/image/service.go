@@ -10,7 +10,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/batch"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/relay"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/validate"
 )
 
@@ -41,35 +41,30 @@ func (s *Service) PullImage(ctx context.Context, req *criv1.PullImageRequest) (*
 
 // ListImages implements criv1.ImageServiceServer.
 func (s *Service) ListImages(ctx context.Context, req *criv1.ListImagesRequest) (*criv1.ListImagesResponse, error) {
-	images, err := s.list(ctx, req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return nil, err
+	}
+	resp, err := s.images.ListImages(ctx, &imagev1.ListImagesRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return nil, err
 	}
-	return &criv1.ListImagesResponse{Images: images}, nil
+	return &criv1.ListImagesResponse{Images: resp.GetImages()}, nil
 }
 
 // StreamImages implements criv1.ImageServiceServer.
 func (s *Service) StreamImages(
 	req *criv1.StreamImagesRequest, stream grpc.ServerStreamingServer[criv1.StreamImagesResponse],
 ) error {
-	images, err := s.list(stream.Context(), req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return err
+	}
+	source, err := s.images.StreamImages(stream.Context(), &imagev1.StreamImagesRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return err
 	}
-	return batch.Send(images, func(part []*criv1.Image) error {
+	return relay.Copy(source, (*imagev1.StreamImagesResponse).GetImages, func(part []*criv1.Image) error {
 		return stream.Send(&criv1.StreamImagesResponse{Images: part})
 	})
-}
-
-func (s *Service) list(ctx context.Context, filter *criv1.ImageFilter) ([]*criv1.Image, error) {
-	if err := validate.Filter(filter); err != nil {
-		return nil, err
-	}
-	resp, err := s.images.ListImages(ctx, &imagev1.ListImagesRequest{Filter: filter})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetImages(), nil
 }
 
 // ImageStatus implements criv1.ImageServiceServer. An unknown image is an answer without

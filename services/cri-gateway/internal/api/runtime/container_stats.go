@@ -7,7 +7,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/batch"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/relay"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/validate"
 )
 
@@ -28,33 +28,28 @@ func (s *Service) ContainerStats(ctx context.Context, req *criv1.ContainerStatsR
 func (s *Service) ListContainerStats(
 	ctx context.Context, req *criv1.ListContainerStatsRequest,
 ) (*criv1.ListContainerStatsResponse, error) {
-	stats, err := s.listContainerStats(ctx, req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return nil, err
+	}
+	resp, err := s.containers.ListContainerStats(ctx, &containerv1.ListContainerStatsRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return nil, err
 	}
-	return &criv1.ListContainerStatsResponse{Stats: stats}, nil
+	return &criv1.ListContainerStatsResponse{Stats: resp.GetStats()}, nil
 }
 
 // StreamContainerStats implements criv1.RuntimeServiceServer.
 func (s *Service) StreamContainerStats(
 	req *criv1.StreamContainerStatsRequest, stream grpc.ServerStreamingServer[criv1.StreamContainerStatsResponse],
 ) error {
-	stats, err := s.listContainerStats(stream.Context(), req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return err
+	}
+	source, err := s.containers.StreamContainerStats(stream.Context(), &containerv1.StreamContainerStatsRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return err
 	}
-	return batch.Send(stats, func(part []*criv1.ContainerStats) error {
+	return relay.Copy(source, (*containerv1.StreamContainerStatsResponse).GetStats, func(part []*criv1.ContainerStats) error {
 		return stream.Send(&criv1.StreamContainerStatsResponse{ContainerStats: part})
 	})
-}
-
-func (s *Service) listContainerStats(ctx context.Context, filter *criv1.ContainerStatsFilter) ([]*criv1.ContainerStats, error) {
-	if err := validate.Filter(filter); err != nil {
-		return nil, err
-	}
-	resp, err := s.containers.ListContainerStats(ctx, &containerv1.ListContainerStatsRequest{Filter: filter})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetStats(), nil
 }

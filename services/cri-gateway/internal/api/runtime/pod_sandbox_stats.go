@@ -7,7 +7,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/batch"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/relay"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/validate"
 )
 
@@ -28,33 +28,28 @@ func (s *Service) PodSandboxStats(ctx context.Context, req *criv1.PodSandboxStat
 func (s *Service) ListPodSandboxStats(
 	ctx context.Context, req *criv1.ListPodSandboxStatsRequest,
 ) (*criv1.ListPodSandboxStatsResponse, error) {
-	stats, err := s.listSandboxStats(ctx, req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return nil, err
+	}
+	resp, err := s.sandboxes.ListSandboxStats(ctx, &sandboxv1.ListSandboxStatsRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return nil, err
 	}
-	return &criv1.ListPodSandboxStatsResponse{Stats: stats}, nil
+	return &criv1.ListPodSandboxStatsResponse{Stats: resp.GetStats()}, nil
 }
 
 // StreamPodSandboxStats implements criv1.RuntimeServiceServer.
 func (s *Service) StreamPodSandboxStats(
 	req *criv1.StreamPodSandboxStatsRequest, stream grpc.ServerStreamingServer[criv1.StreamPodSandboxStatsResponse],
 ) error {
-	stats, err := s.listSandboxStats(stream.Context(), req.GetFilter())
+	if err := validate.Filter(req.GetFilter()); err != nil {
+		return err
+	}
+	source, err := s.sandboxes.StreamSandboxStats(stream.Context(), &sandboxv1.StreamSandboxStatsRequest{Filter: req.GetFilter()})
 	if err != nil {
 		return err
 	}
-	return batch.Send(stats, func(part []*criv1.PodSandboxStats) error {
+	return relay.Copy(source, (*sandboxv1.StreamSandboxStatsResponse).GetStats, func(part []*criv1.PodSandboxStats) error {
 		return stream.Send(&criv1.StreamPodSandboxStatsResponse{PodSandboxStats: part})
 	})
-}
-
-func (s *Service) listSandboxStats(ctx context.Context, filter *criv1.PodSandboxStatsFilter) ([]*criv1.PodSandboxStats, error) {
-	if err := validate.Filter(filter); err != nil {
-		return nil, err
-	}
-	resp, err := s.sandboxes.ListSandboxStats(ctx, &sandboxv1.ListSandboxStatsRequest{Filter: filter})
-	if err != nil {
-		return nil, err
-	}
-	return resp.GetStats(), nil
 }

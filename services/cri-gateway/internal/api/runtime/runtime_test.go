@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend/backendtest"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/containerevents"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/operation"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/sequence"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
@@ -45,6 +46,13 @@ func (urls) AttachURL(req *criv1.AttachRequest, _, _ bool) (string, error) {
 func (urls) PortForwardURL(req *criv1.PortForwardRequest) (string, error) {
 	return "forward:" + req.GetPodSandboxId(), nil
 }
+
+// self is able to do everything.
+type self struct{}
+
+func (self) Able(context.Context) error { return nil }
+
+func (self) Info(context.Context) map[string]any { return map[string]any{"cri-gateway": "well"} }
 
 type bench struct {
 	criv1.RuntimeServiceClient
@@ -76,7 +84,7 @@ func newBench(t *testing.T) *bench {
 	})
 	conn := testkit.GRPC(t, tel, rpc.Service(&criv1.RuntimeService_ServiceDesc, runtime.New(runtime.Parts{
 		Version: "1.2.3", Sequences: sequences, Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers,
-		Node: sandboxd.Node, Streams: urls{},
+		Node: sandboxd.Node, Streams: urls{}, Events: containerevents.None{}, Self: self{},
 	})), rpc.Service(&criv1.ImageService_ServiceDesc, image.New(sandboxd.Images)))
 	return &bench{
 		RuntimeServiceClient: criv1.NewRuntimeServiceClient(conn),
@@ -230,6 +238,49 @@ func TestNode(t *testing.T) {
 	}
 	if status, err = b.Status(t.Context(), &criv1.StatusRequest{}); err != nil || !status.GetStatus().GetConditions()[0].GetStatus() {
 		t.Errorf("Status = %v, %v; want ready", status, err)
+	}
+}
+
+func TestVerboseStatus(t *testing.T) {
+	b := newBench(t)
+	status, err := b.Status(t.Context(), &criv1.StatusRequest{Verbose: true})
+	if err != nil || status.GetInfo()["cri-gateway"] != `"well"` {
+		t.Errorf("Status = %v, %v; want what the gateway says of itself", status, err)
+	}
+	if status, err = b.Status(t.Context(), &criv1.StatusRequest{}); err != nil || len(status.GetInfo()) != 0 {
+		t.Errorf("Status = %v, %v; want no information unasked", status, err)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	b := newBench(t)
+	b.sandboxd.AddContainer("sb1", "c1")
+	b.sandboxd.AddContainer("sb2", "c2")
+	descriptors, err := b.ListMetricDescriptors(t.Context(), &criv1.ListMetricDescriptorsRequest{})
+	if err != nil || len(descriptors.GetDescriptors()) != 1 {
+		t.Errorf("ListMetricDescriptors = %v, %v", descriptors, err)
+	}
+	list, err := b.ListPodSandboxMetrics(t.Context(), &criv1.ListPodSandboxMetricsRequest{})
+	if err != nil || len(list.GetPodMetrics()) != 2 {
+		t.Errorf("ListPodSandboxMetrics = %v, %v; want both pods", list, err)
+	}
+	stream, err := b.StreamPodSandboxMetrics(t.Context(), &criv1.StreamPodSandboxMetricsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if piece, err := stream.Recv(); err != nil || len(piece.GetPodSandboxMetrics()) != 1 {
+		t.Errorf("first piece = %v, %v; want the piece as sandboxd sent it", piece, err)
+	}
+}
+
+func TestEventsWithoutABus(t *testing.T) {
+	b := newBench(t)
+	stream, err := b.GetContainerEvents(t.Context(), &criv1.GetEventsRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "events.url") {
+		t.Errorf("GetContainerEvents: %v, want FailedPrecondition that names the setting", err)
 	}
 }
 

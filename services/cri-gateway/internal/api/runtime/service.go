@@ -2,8 +2,8 @@
 //
 // Every handler checks the form of its request first. Calls that change something are
 // performed by package sequence; everything else is passed on to sandboxd, and nothing
-// is cached. Handlers may be called concurrently. Checkpoints, container events and pod
-// metrics are answered as not implemented.
+// is cached. Lists that are streamed pass through piece by piece. Handlers may be called
+// concurrently. Checkpoints are answered as not implemented.
 package runtime
 
 import (
@@ -16,6 +16,7 @@ import (
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	nodev1 "github.com/crisp-cri/crisp/proto/gen/crisp/node/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/containerevents"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/sequence"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/validate"
 )
@@ -31,6 +32,22 @@ type Streams interface {
 	PortForwardURL(req *criv1.PortForwardRequest) (string, error)
 }
 
+// Events lets callers follow what happens to containers.
+type Events interface {
+	// Follow returns a follower that gets every event from now on.
+	// Errors: FailedPrecondition without a bus, Unavailable while it is away.
+	Follow(ctx context.Context) (*containerevents.Follower, error)
+}
+
+// Self is what the gateway knows of itself and of the processes beside sandboxd.
+type Self interface {
+	// Able returns why calls would be refused although sandboxd is ready; nil if they
+	// would not.
+	Able(ctx context.Context) error
+	// Info describes the processes for people, by their names.
+	Info(ctx context.Context) map[string]any
+}
+
 // Service is the RuntimeService.
 type Service struct {
 	criv1.UnimplementedRuntimeServiceServer
@@ -41,6 +58,8 @@ type Service struct {
 	containers containerv1.ContainerServiceClient
 	node       nodev1.NodeServiceClient
 	streams    Streams
+	events     Events
+	self       Self
 }
 
 // Parts are what a Service works with; all are required.
@@ -52,6 +71,8 @@ type Parts struct {
 	Containers containerv1.ContainerServiceClient
 	Node       nodev1.NodeServiceClient
 	Streams    Streams
+	Events     Events
+	Self       Self
 }
 
 // New returns a service made of the parts.
@@ -63,6 +84,8 @@ func New(p Parts) *Service {
 		containers: p.Containers,
 		node:       p.Node,
 		streams:    p.Streams,
+		events:     p.Events,
+		self:       p.Self,
 	}
 }
 

@@ -22,7 +22,14 @@ func (s *Service) Status(ctx context.Context, req *criv1.StatusRequest) (*criv1.
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return status.Status(node, err), nil
+	resp := status.Status(node, err)
+	if err := s.self.Able(ctx); err != nil {
+		status.HubAway(resp, err)
+	}
+	if req.GetVerbose() {
+		status.AddInfo(resp, s.self.Info(ctx))
+	}
+	return resp, nil
 }
 
 // RuntimeConfig implements criv1.RuntimeServiceServer.

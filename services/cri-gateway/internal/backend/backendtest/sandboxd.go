@@ -194,6 +194,21 @@ func (s *Sandboxd) AddContainer(sandboxID, id string) {
 	}
 }
 
+// SetState changes the state of a container without a call.
+func (s *Sandboxd) SetState(id string, state criv1.ContainerState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.containers[id].state = state
+}
+
+// Remove takes a container or a sandbox away without a call.
+func (s *Sandboxd) Remove(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.containers, id)
+	delete(s.sandboxes, id)
+}
+
 // begin writes the call down and fails it if it is to fail.
 func (s *Sandboxd) begin(ctx context.Context, call string) error {
 	s.Journal.Add(call)
@@ -204,6 +219,17 @@ func (s *Sandboxd) begin(ctx context.Context, call string) error {
 func (s *Sandboxd) pod(id string) *nri.PodSandbox {
 	m := s.sandboxes[id].config.GetMetadata()
 	return &nri.PodSandbox{Id: id, Name: m.GetName(), Namespace: m.GetNamespace(), Uid: m.GetUid()}
+}
+
+// statuses are those of a sandbox's containers. Callers hold mu.
+func (s *Sandboxd) statuses(sandboxID string) []*criv1.ContainerStatus {
+	var out []*criv1.ContainerStatus
+	for id, c := range s.containers {
+		if c.committed && c.sandbox == sandboxID {
+			out = append(out, &criv1.ContainerStatus{Id: id, Metadata: c.config.GetMetadata(), State: c.state})
+		}
+	}
+	return out
 }
 
 func (s *Sandboxd) view(id string) *nri.Container {

@@ -129,7 +129,7 @@ func (v *sandboxService) GetSandbox(ctx context.Context, req *sandboxv1.GetSandb
 		if sb.committed && strings.HasPrefix(id, req.GetSandboxId()) {
 			return &sandboxv1.GetSandboxResponse{Status: &criv1.PodSandboxStatus{
 				Id: id, Metadata: sb.config.GetMetadata(), State: sandboxState(sb),
-			}}, nil
+			}, Containers: v.s.statuses(id)}, nil
 		}
 	}
 	return nil, notFound("sandbox", req.GetSandboxId())
@@ -155,6 +155,54 @@ func (v *sandboxService) ListSandboxes(ctx context.Context, _ *sandboxv1.ListSan
 		}
 	}
 	return resp, nil
+}
+
+// StreamSandboxes sends each sandbox in a piece of its own.
+func (v *sandboxService) StreamSandboxes(
+	_ *sandboxv1.StreamSandboxesRequest, to grpc.ServerStreamingServer[sandboxv1.StreamSandboxesResponse],
+) error {
+	list, err := v.ListSandboxes(to.Context(), nil)
+	for _, item := range list.GetItems() {
+		if err := to.Send(&sandboxv1.StreamSandboxesResponse{Items: []*criv1.PodSandbox{item}}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (v *sandboxService) StreamSandboxStats(
+	_ *sandboxv1.StreamSandboxStatsRequest, to grpc.ServerStreamingServer[sandboxv1.StreamSandboxStatsResponse],
+) error {
+	list, err := v.ListSandboxes(to.Context(), nil)
+	for _, item := range list.GetItems() {
+		stats := &criv1.PodSandboxStats{Attributes: &criv1.PodSandboxAttributes{Id: item.GetId()}}
+		if err := to.Send(&sandboxv1.StreamSandboxStatsResponse{Stats: []*criv1.PodSandboxStats{stats}}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (v *sandboxService) StreamSandboxMetrics(
+	_ *sandboxv1.StreamSandboxMetricsRequest, to grpc.ServerStreamingServer[sandboxv1.StreamSandboxMetricsResponse],
+) error {
+	list, err := v.ListSandboxes(to.Context(), nil)
+	for _, item := range list.GetItems() {
+		metrics := &criv1.PodSandboxMetrics{PodSandboxId: item.GetId()}
+		if err := to.Send(&sandboxv1.StreamSandboxMetricsResponse{Metrics: []*criv1.PodSandboxMetrics{metrics}}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (v *sandboxService) ListMetricDescriptors(
+	ctx context.Context, _ *sandboxv1.ListMetricDescriptorsRequest,
+) (*sandboxv1.ListMetricDescriptorsResponse, error) {
+	if err := v.s.begin(ctx, "ListMetricDescriptors"); err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ListMetricDescriptorsResponse{Descriptors: []*criv1.MetricDescriptor{{Name: "a", Help: "b"}}}, nil
 }
 
 func (v *sandboxService) UpdateSandboxResources(ctx context.Context, req *sandboxv1.UpdateSandboxResourcesRequest) (*sandboxv1.UpdateSandboxResourcesResponse, error) {
@@ -306,6 +354,32 @@ func (v *containerService) ListContainers(ctx context.Context, _ *containerv1.Li
 	return resp, nil
 }
 
+// StreamContainers sends two containers in a piece.
+func (v *containerService) StreamContainers(
+	_ *containerv1.StreamContainersRequest, to grpc.ServerStreamingServer[containerv1.StreamContainersResponse],
+) error {
+	list, err := v.ListContainers(to.Context(), nil)
+	for part := range slices.Chunk(list.GetContainers(), 2) {
+		if err := to.Send(&containerv1.StreamContainersResponse{Containers: part}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (v *containerService) StreamContainerStats(
+	_ *containerv1.StreamContainerStatsRequest, to grpc.ServerStreamingServer[containerv1.StreamContainerStatsResponse],
+) error {
+	list, err := v.ListContainers(to.Context(), nil)
+	for _, c := range list.GetContainers() {
+		stats := &criv1.ContainerStats{Attributes: &criv1.ContainerAttributes{Id: c.GetId()}}
+		if err := to.Send(&containerv1.StreamContainerStatsResponse{Stats: []*criv1.ContainerStats{stats}}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
 func (v *containerService) DescribeContainer(ctx context.Context, req *containerv1.DescribeContainerRequest) (*containerv1.DescribeContainerResponse, error) {
 	if err := v.s.begin(ctx, "DescribeContainer"); err != nil {
 		return nil, err
@@ -452,6 +526,14 @@ func (v *imageService) ListImages(ctx context.Context, _ *imagev1.ListImagesRequ
 		return nil, err
 	}
 	return &imagev1.ListImagesResponse{Images: []*criv1.Image{{Id: ID("image")}}}, nil
+}
+
+func (v *imageService) StreamImages(req *imagev1.StreamImagesRequest, to grpc.ServerStreamingServer[imagev1.StreamImagesResponse]) error {
+	list, err := v.ListImages(to.Context(), &imagev1.ListImagesRequest{Filter: req.GetFilter()})
+	if err != nil {
+		return err
+	}
+	return to.Send(&imagev1.StreamImagesResponse{Images: list.GetImages()})
 }
 
 func (v *imageService) GetImageFilesystem(ctx context.Context, _ *imagev1.GetImageFilesystemRequest) (*imagev1.GetImageFilesystemResponse, error) {

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	snapshotdb "github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
@@ -131,10 +133,15 @@ func (s *Storage) openTemp(ctx context.Context) error {
 
 func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 	s.backends = make(map[string]snapshots.Snapshotter)
+	for _, name := range []string{Overlay, Native} {
+		if err := removeLost(ctx, filepath.Join(s.root, name)); err != nil {
+			return fmt.Errorf("%s snapshotter: %w", name, err)
+		}
+	}
 	overlayRoot := filepath.Join(s.root, Overlay)
 	overlayErr := overlayutils.Supported(overlayRoot)
 	if overlayErr == nil {
-		sn, err := overlay.NewSnapshotter(overlayRoot, overlay.AsynchronousRemove, overlay.WithUpperdirLabel)
+		sn, err := overlay.NewSnapshotter(overlayRoot, overlay.AsynchronousRemove, overlay.WithUpperdirLabel, overlay.WithRemapIDs)
 		if err != nil {
 			return fmt.Errorf("overlayfs snapshotter: %w", err)
 		}
@@ -164,6 +171,42 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 		return fmt.Errorf("snapshotter %q: overlayfs or native wanted: %w", wanted, errdefs.ErrInvalidArgument)
 	}
 	return nil
+}
+
+// removeLost removes the folders of snapshots that are not in the database of a snapshotter,
+// which is not open. A process that was killed before it had recorded a snapshot leaves one,
+// and it is in the way of the next snapshot, which gets the same number.
+func removeLost(ctx context.Context, root string) error {
+	entries, err := os.ReadDir(filepath.Join(root, "snapshots"))
+	if errors.Is(err, fs.ErrNotExist) || len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	db, err := snapshotdb.NewMetaStore(filepath.Join(root, "metadata.db"))
+	if err != nil {
+		return err
+	}
+	known := map[string]string{}
+	err = db.WithTransaction(ctx, false, func(ctx context.Context) error {
+		known, err = snapshotdb.IDMap(ctx)
+		if errdefs.IsNotFound(err) {
+			return nil // nothing was ever recorded
+		}
+		return err
+	})
+	err = errors.Join(err, db.Close())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if _, ok := known[e.Name()]; !ok {
+			errs = append(errs, os.RemoveAll(filepath.Join(root, "snapshots", e.Name())))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (s *Storage) openDatabase(ctx context.Context) error {

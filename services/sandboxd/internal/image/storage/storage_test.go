@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -229,4 +231,49 @@ func TestCollector(t *testing.T) {
 			t.Errorf("after stop: %v", err)
 		}
 	})
+}
+
+// A process that is killed while it makes a snapshot leaves a folder of a number that is
+// given again to the next snapshot.
+func TestOpenRemovesFoldersOfSnapshotsThatWereNeverRecorded(t *testing.T) {
+	root := t.TempDir()
+	s := open(t, root)
+	ctx := s.Context(t.Context())
+	sn, _, _ := s.Snapshotter("")
+	if _, err := sn.Prepare(ctx, "kept", ""); err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := sn.Mounts(ctx, "kept")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Without a lease or a label only the next opening would remove it: make it needed.
+	if _, err := sn.Update(ctx, snapshots.Info{Name: "kept", Labels: map[string]string{"containerd.io/gc.root": "true"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name := range s.backends {
+		for n := range 50 {
+			dir := filepath.Join(root, name, "snapshots", strconv.Itoa(n))
+			if _, err := os.Stat(dir); err == nil {
+				continue
+			}
+			if err := os.MkdirAll(filepath.Join(dir, "fs"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s = open(t, root)
+	ctx = s.Context(t.Context())
+	for name := range s.backends {
+		sn, _, _ := s.Snapshotter(name)
+		if _, err := sn.Prepare(ctx, "next", ""); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := os.Stat(mounts[0].Source); err != nil {
+		t.Errorf("the recorded snapshot: %v", err)
+	}
 }

@@ -314,6 +314,10 @@ func appear(dir string, fill func(tmp string) error) error {
 // vanish takes a folder's name away and removes it then.
 func vanish(dir string) error {
 	tmp := hidden(dir, ".old-")
+	// What an earlier removal could not finish, because a shim wrote into it, is in the way.
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
 	if err := os.Rename(dir, tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -326,7 +330,7 @@ func hidden(dir, prefix string) string {
 
 // fill puts into a bundle what every bundle has.
 func fill(dir string, config []byte) error {
-	gid, err := mappedGroup(config)
+	uid, gid, err := mappedRoot(config)
 	if err != nil {
 		return err
 	}
@@ -343,6 +347,12 @@ func fill(dir string, config []byte) error {
 			return err
 		}
 	}
+	if uid != 0 || gid != 0 {
+		// Where nothing is mounted on it, the root of the user namespace makes the mount points.
+		if err := os.Chown(filepath.Join(dir, rootfsDir), uid, gid); err != nil {
+			return err
+		}
+	}
 	return os.WriteFile(filepath.Join(dir, configFile), config, 0o600)
 }
 
@@ -354,26 +364,31 @@ func mkdir(dir string, mode os.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-// mappedGroup is the host's group of the container's group 0, 0 without a user namespace.
-func mappedGroup(config []byte) (int, error) {
+// mappedRoot is who the root of a container is on the host; 0, 0 without a user namespace.
+func mappedRoot(config []byte) (uid, gid int, err error) {
 	if !bytes.Contains(config, []byte(`"gidMappings"`)) {
-		return 0, nil
+		return 0, 0, nil
+	}
+	type mapping struct {
+		ContainerID uint32 `json:"containerID"`
+		HostID      uint32 `json:"hostID"`
 	}
 	var c struct {
 		Linux struct {
-			GIDMappings []struct {
-				ContainerID uint32 `json:"containerID"`
-				HostID      uint32 `json:"hostID"`
-			} `json:"gidMappings"`
+			UIDMappings []mapping `json:"uidMappings"`
+			GIDMappings []mapping `json:"gidMappings"`
 		} `json:"linux"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
-		return 0, fmt.Errorf("OCI specification: %w: %w", err, errdefs.ErrInvalidArgument)
+		return 0, 0, fmt.Errorf("OCI specification: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	for _, m := range c.Linux.GIDMappings {
-		if m.ContainerID == 0 {
-			return int(m.HostID), nil
+	root := func(list []mapping) int {
+		for _, m := range list {
+			if m.ContainerID == 0 {
+				return int(m.HostID)
+			}
 		}
+		return 0
 	}
-	return 0, nil
+	return root(c.Linux.UIDMappings), root(c.Linux.GIDMappings), nil
 }

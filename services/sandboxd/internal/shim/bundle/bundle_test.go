@@ -124,17 +124,17 @@ func TestExitFile(t *testing.T) {
 	}
 }
 
-func TestMappedGroup(t *testing.T) {
-	for in, want := range map[string]int{
-		`{}`: 0,
-		`{"linux":{"gidMappings":[{"containerID":5,"hostID":9},{"containerID":0,"hostID":100000}]}}`: 100000,
-		`{"linux":{"gidMappings":[]}}`: 0,
+func TestMappedRoot(t *testing.T) {
+	for in, want := range map[string][2]int{
+		`{}`: {0, 0},
+		`{"linux":{"uidMappings":[{"containerID":0,"hostID":7}],"gidMappings":[{"containerID":5,"hostID":9},{"containerID":0,"hostID":100000}]}}`: {7, 100000},
+		`{"linux":{"gidMappings":[]}}`: {0, 0},
 	} {
-		if got, err := mappedGroup([]byte(in)); err != nil || got != want {
-			t.Errorf("%s: %d, %v", in, got, err)
+		if uid, gid, err := mappedRoot([]byte(in)); err != nil || uid != want[0] || gid != want[1] {
+			t.Errorf("%s: %d, %d, %v", in, uid, gid, err)
 		}
 	}
-	if _, err := mappedGroup([]byte(`{"gidMappings"`)); !errdefs.IsInvalidArgument(err) {
+	if _, _, err := mappedRoot([]byte(`{"gidMappings"`)); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("broken: %v", err)
 	}
 }

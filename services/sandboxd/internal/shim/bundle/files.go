@@ -26,6 +26,8 @@ type savedExit struct {
 	Timestamp time.Time
 	Pid       int
 	Status    int
+	// Unknown is this program's own addition, for exits that it saves itself.
+	Unknown bool `json:",omitempty"`
 }
 
 // ReadExit reads the exit that a shim saved in a container's bundle. It fails with
@@ -45,13 +47,13 @@ func ReadExit(dir string) (pod.Exit, error) {
 	if e.Pid < 0 || e.Status < 0 || e.Timestamp.IsZero() {
 		return pod.Exit{}, fmt.Errorf("%s: impossible values: %w", exitFile, errdefs.ErrDataLoss)
 	}
-	return pod.Exit{Pid: uint32(e.Pid), Code: uint32(e.Status), At: e.Timestamp}, nil
+	return pod.Exit{Pid: uint32(e.Pid), Code: uint32(e.Status), At: e.Timestamp, Unknown: e.Unknown}, nil
 }
 
 // WriteExit saves an exit in the form that ReadExit reads, so that what was once found out
 // about a dead shim's container stays the same at the next look.
 func WriteExit(dir string, e pod.Exit) error {
-	data, err := json.Marshal(savedExit{Timestamp: e.At, Pid: int(e.Pid), Status: int(e.Code)})
+	data, err := json.Marshal(savedExit{Timestamp: e.At, Pid: int(e.Pid), Status: int(e.Code), Unknown: e.Unknown})
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,9 @@ import (
 
 // Variables of the environment that name the real parts, if they are not in PATH.
 const (
-	envShim = "CRISP_TEST_SHIM"
-	envRunc = "CRISP_TEST_RUNC"
+	envShim  = "CRISP_TEST_SHIM"
+	envRunc  = "CRISP_TEST_RUNC"
+	envCrisp = "CRISP_TEST_CRISP_SHIM"
 )
 
 // Dir makes a run folder with a name that is short enough for sockets.
@@ -66,6 +67,28 @@ func Handler(t testing.TB, dir string) pod.Handler {
 		Sandboxer:   "podsandbox",
 	}
 }
+
+// Crisp is the handler of our own shim with the real runc. The shim is built once per test
+// program, which calls Cleanup at its end, unless the environment names one.
+func Crisp(t testing.TB, dir string) pod.Handler {
+	t.Helper()
+	h := Handler(t, dir)
+	h.Name, h.RuntimeType = "crisp", "io.containerd.crisp.v1"
+	if h.ShimPath = os.Getenv(envCrisp); h.ShimPath != "" {
+		return h
+	}
+	var err error
+	if h.ShimPath, err = buildCrisp(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// buildCrisp builds our own shim as it is delivered.
+var buildCrisp = sync.OnceValues(func() (string, error) {
+	const pkg = "github.com/crisp-cri/crisp/services/sandboxd/cmd/containerd-shim-crisp-v1"
+	return compile(pkg, "containerd-shim-crisp-v1", "-tags", "no_grpc")
+})
 
 func part(t testing.TB, env, name string) string {
 	t.Helper()
@@ -166,25 +189,40 @@ func Fake(t testing.TB, dir, mode, sandboxer string) pod.Handler {
 // build builds the fake shim.
 var build = sync.OnceValues(func() (string, error) {
 	const pkg = "github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest/fakeshim"
-	dir, err := os.MkdirTemp("", "fakeshim")
+	return compile(pkg, "fakeshim")
+})
+
+// built are the folders of the programs that were built.
+var built struct {
+	mu   sync.Mutex
+	dirs []string
+}
+
+// compile builds a static program.
+func compile(pkg, name string, flags ...string) (string, error) {
+	dir, err := os.MkdirTemp("", "crisp-built")
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(dir, "fakeshim")
-	if out, err := exec.Command("go", "build", "-o", binary, pkg).CombinedOutput(); err != nil {
+	built.mu.Lock()
+	built.dirs = append(built.dirs, dir)
+	built.mu.Unlock()
+	binary := filepath.Join(dir, name)
+	args := append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o", binary}, flags...)
+	cmd := exec.Command("go", append(args, pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w\n%s", err, out)
 	}
-	built = dir
 	return binary, nil
-})
+}
 
-// built is the folder of the fake shim, if it was built.
-var built string
-
-// Cleanup removes the fake shim and ends the test program.
+// Cleanup removes the programs that were built and ends the test program.
 func Cleanup(code int) {
-	if built != "" {
-		_ = os.RemoveAll(built)
+	built.mu.Lock()
+	for _, dir := range built.dirs {
+		_ = os.RemoveAll(dir)
 	}
+	built.mu.Unlock()
 	os.Exit(code)
 }

@@ -1,0 +1,60 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/eventfeed"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
+	"github.com/crisp-cri/crisp/services/internal/buildinfo"
+)
+
+// self says what the gateway knows of itself and of its neighbours.
+type self struct{ a *App }
+
+var _ runtime.Self = self{}
+
+// Able implements runtime.Self.
+func (s self) Able(ctx context.Context) error {
+	if s.a.hub == nil || s.a.cfg.NRI.Unavailable != config.Fail {
+		return nil
+	}
+	return s.a.hub.Ready(ctx)
+}
+
+// Info implements runtime.Self. sandboxd speaks for itself.
+func (s self) Info(ctx context.Context) map[string]any {
+	return map[string]any{
+		"cri-gateway": map[string]any{"version": buildinfo.Read().Version, "config": status.Config(s.a.cfg)},
+		"nri-hub":     s.hub(ctx),
+		"eventbus":    s.bus(),
+	}
+}
+
+func (s self) hub(ctx context.Context) any {
+	if s.a.hub == nil {
+		return map[string]any{"enabled": false}
+	}
+	st, err := s.a.hub.Status(ctx)
+	if err != nil {
+		return map[string]any{"enabled": true, "connected": false, "error": err.Error()}
+	}
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(st)
+	if err != nil {
+		return map[string]any{"enabled": true, "connected": true, "error": err.Error()}
+	}
+	return map[string]any{"enabled": true, "connected": true, "status": json.RawMessage(text)}
+}
+
+func (s self) bus() any {
+	if s.a.events == nil {
+		return map[string]any{"enabled": false}
+	}
+	return map[string]any{
+		"enabled": true, "url": s.a.cfg.Events.URL, "connected": busConnected(s.a.tel.Registry, eventfeed.ChangesRole),
+	}
+}

@@ -1,0 +1,241 @@
+// Package cgroup is the shim's view of a container's control group: its processes, its
+// metrics, and what the kernel killed in it for lack of memory. It knows cgroup v1, v2 and
+// both side by side.
+//
+// A group is found by a process that is in it, not by a name, and a group that the shim is in
+// itself is never taken for a container's. The package makes, changes and removes no groups.
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// pollInterval is the pause between two looks at a group that is being emptied.
+const pollInterval = 10 * time.Millisecond
+
+// Group is a control group in all hierarchies in which the container has one of its own. The
+// zero value is no group.
+type Group struct {
+	// dirs are the folders by controller; "" is the hierarchy of version 2.
+	dirs map[string]string
+}
+
+// Of returns the group that a process is in.
+func Of(pid int) (Group, error) {
+	paths, err := pathsOf(strconv.Itoa(pid))
+	if err != nil {
+		return Group{}, err
+	}
+	own, err := pathsOf("self")
+	if err != nil {
+		return Group{}, err
+	}
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
+	})
+	if err != nil {
+		return Group{}, fmt.Errorf("cgroup mounts: %w", err)
+	}
+	return locate(paths, own, mounts), nil
+}
+
+// locate finds the folders of paths under the mounts of the hierarchies.
+func locate(paths, own map[string]string, mounts []*mountinfo.Info) Group {
+	g := Group{dirs: map[string]string{}}
+	for _, m := range mounts {
+		for controller, path := range paths {
+			if path == own[controller] || path == "/" || !mountOf(m, controller) {
+				continue
+			}
+			rel := strings.TrimPrefix(path, strings.TrimSuffix(m.Root, "/"))
+			if _, found := g.dirs[controller]; !found {
+				g.dirs[controller] = filepath.Join(m.Mountpoint, rel)
+			}
+		}
+	}
+	return g
+}
+
+// mountOf says whether a mount is that of a controller's hierarchy.
+func mountOf(m *mountinfo.Info, controller string) bool {
+	if controller == "" {
+		return m.FSType == "cgroup2"
+	}
+	if m.FSType != "cgroup" {
+		return false
+	}
+	for opt := range strings.SplitSeq(m.VFSOptions, ",") {
+		if opt == controller {
+			return true
+		}
+	}
+	return false
+}
+
+// pathsOf reads the groups of a process by controller.
+func pathsOf(pid string) (map[string]string, error) {
+	f, err := os.Open(filepath.Join("/proc", pid, "cgroup"))
+	if err != nil {
+		return nil, fmt.Errorf("cgroup of process %s: %w", pid, err)
+	}
+	defer f.Close()
+	paths := map[string]string{}
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		parts := strings.SplitN(s.Text(), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for controller := range strings.SplitSeq(parts[1], ",") {
+			paths[controller] = parts[2]
+		}
+	}
+	return paths, s.Err()
+}
+
+// Unified says that the controllers are those of version 2.
+func (g Group) Unified() bool {
+	_, v1 := g.dirs["memory"]
+	_, v2 := g.dirs[""]
+	return v2 && !v1
+}
+
+// Parent is the group above, which the containers of a pod share.
+func (g Group) Parent() Group {
+	p := Group{dirs: map[string]string{}}
+	for controller, dir := range g.dirs {
+		p.dirs[controller] = filepath.Dir(dir)
+	}
+	return p
+}
+
+// main is the folder whose processes are those of the group.
+func (g Group) main() string {
+	for _, controller := range []string{"freezer", "pids", "memory", "cpu", "devices", "name=systemd", ""} {
+		if dir, ok := g.dirs[controller]; ok {
+			return dir
+		}
+	}
+	return ""
+}
+
+// Pids lists the processes of the group and of the groups below it.
+func (g Group) Pids() ([]int, error) {
+	dir := g.main()
+	if dir == "" {
+		return nil, nil
+	}
+	var pids []int
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return skipGone(err)
+		}
+		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		for field := range strings.FieldsSeq(string(data)) {
+			// 0 stands for a process that has no number here.
+			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
+				pids = append(pids, pid)
+			}
+		}
+		return skipGone(err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("processes of cgroup %s: %w", dir, err)
+	}
+	return pids, nil
+}
+
+// skipGone forgives what disappears while it is read, and groups that hold only threads.
+func skipGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+// Signal sends a signal to every process of the group once.
+func (g Group) Signal(sig unix.Signal) error {
+	pids, err := g.Pids()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("signal process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// Kill sends SIGKILL to every process of the group until none is left. It fails with
+// ErrUnavailable, naming the processes, if some outlive ctx.
+func (g Group) Kill(ctx context.Context) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		pids, err := g.Pids()
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if g.Unified() {
+			_ = write(filepath.Join(g.dirs[""], "cgroup.kill"), "1")
+		}
+		if dir, ok := g.dirs["freezer"]; ok {
+			// In a frozen group of version 1 nothing dies.
+			_ = write(filepath.Join(dir, "freezer.state"), "THAWED")
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("processes %v do not end: %w: %w", pids, context.Cause(ctx), errdefs.ErrUnavailable)
+		case <-tick.C:
+		}
+	}
+}
+
+// write writes to a control file without ever making one.
+func write(path, value string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// Join moves a process into the group of a path, as of the root of each hierarchy.
+func Join(path string, pid int) error {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
+	})
+	if err != nil {
+		return fmt.Errorf("cgroup mounts: %w", err)
+	}
+	joined := false
+	for _, m := range mounts {
+		err := write(filepath.Join(m.Mountpoint, path, "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("join cgroup %s: %w", path, err)
+		}
+		joined = joined || err == nil
+	}
+	if !joined {
+		return fmt.Errorf("cgroup %s: %w", path, errdefs.ErrNotFound)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package engine_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+)
+
+// An undoing that failed is repeated while the gateway's session lives on, and whoever asks
+// again for the sandbox does not wait for that.
+func TestFailedUndoIsRepeated(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot")
+	n.session(t, "gw")
+	w.set("controller.start", errInjected)
+	w.set("namespaces.unpin", errInjected)
+	if _, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), ""); !errors.Is(err, errInjected) {
+		t.Fatalf("prepare: %v", err)
+	}
+	w.set("controller.start", nil)
+	w.set("namespaces.unpin", nil)
+	runPod(t, n, "a")
+
+	w.set("rootfs.accounts", errInjected)
+	w.set("rootfs.remove", errInjected)
+	sid := runPod(t, n, "b")
+	if _, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig("c")); !errors.Is(err, errInjected) {
+		t.Fatalf("prepare container: %v", err)
+	}
+	w.set("rootfs.accounts", nil)
+	w.set("rootfs.remove", nil)
+	eventually(t, "the name is free", func() bool {
+		_, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig("c"))
+		return err == nil
+	})
+}
+
+// A start whose answer was an error may have worked: nothing of it may run on.
+func TestFailedStartEndsTheTask(t *testing.T) {
+	for _, op := range []string{"tasks.start", "programs.check"} {
+		t.Run(op, func(t *testing.T) {
+			w := newWorld(t)
+			n := start(t, w, "boot")
+			n.session(t, "gw")
+			sid := runPod(t, n, "a")
+			id := createContainer(t, n, sid, "c")
+			w.set(op, errInjected)
+			w.set("tasks.delete", errInjected)
+			if err := n.StartContainer(t.Context(), id); !errors.Is(err, errInjected) {
+				t.Fatalf("start: %v", err)
+			}
+			rec := state(t, n, id)
+			if rec.GetState() != recordv1.ContainerState_CONTAINER_STATE_EXITED || rec.GetExitCode() != 128 || rec.GetReason() != pod.ReasonStartError {
+				t.Errorf("record = %v", rec)
+			}
+			p, err := w.proc(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-p.done:
+			case <-time.After(5 * time.Second):
+				t.Error("the process was not killed")
+			}
+			w.set("tasks.delete", nil)
+			eventually(t, "the task is deleted", func() bool {
+				_, err := w.proc(id)
+				return errdefs.IsNotFound(err)
+			})
+		})
+	}
+}
+
+// Exit code 255 of a process is a code like others; unknown is only an end that nobody saw.
+func TestExitCode255IsAnError(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot")
+	n.session(t, "gw")
+	id := startContainer(t, n, runPod(t, n, "a"), "c")
+	w.end(id, 255)
+	eventually(t, "the end is recorded", func() bool {
+		return state(t, n, id).GetState() == recordv1.ContainerState_CONTAINER_STATE_EXITED
+	})
+	if rec := state(t, n, id); rec.GetExitCode() != 255 || rec.GetReason() != pod.ReasonError {
+		t.Errorf("exit code %d, reason %q", rec.GetExitCode(), rec.GetReason())
+	}
+}
+
+// A clock that was set back does not make a container end before it started.
+func TestClockSetBackKeepsTheOrder(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot")
+	n.session(t, "gw")
+	id := startContainer(t, n, runPod(t, n, "a"), "c")
+	w.endAt(id, 0, time.Unix(0, 0))
+	eventually(t, "the end is recorded", func() bool {
+		return state(t, n, id).GetState() == recordv1.ContainerState_CONTAINER_STATE_EXITED
+	})
+	rec := state(t, n, id)
+	created, started, finished := rec.GetCreatedAt().AsTime(), rec.GetStartedAt().AsTime(), rec.GetFinishedAt().AsTime()
+	if started.Before(created) || finished.Before(started) {
+		t.Errorf("created %v, started %v, finished %v", created, started, finished)
+	}
+}
+
+// A container that was created and not started before a reboot cannot be started any more.
+func TestCreatedContainerEndsWithTheNode(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot 1")
+	n.session(t, "gw")
+	sid := runPod(t, n, "a")
+	id := createContainer(t, n, sid, "c")
+	n.close()
+	n = start(t, w, "boot 2")
+	n.session(t, "gw")
+	rec := state(t, n, id)
+	if rec.GetState() != recordv1.ContainerState_CONTAINER_STATE_EXITED || rec.GetExitCode() == 0 || rec.GetReason() != pod.ReasonUnknown || rec.GetFinishedAt() == nil {
+		t.Errorf("record = %v", rec)
+	}
+	if err := n.RemoveSandbox(t.Context(), sid); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+}
+
+// A removal ends what still runs in the container's cgroup, whatever the shims know.
+func TestRemovalClearsTheCgroup(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot")
+	n.session(t, "gw")
+	id := startContainer(t, n, runPod(t, n, "a"), "c")
+	w.set("cgroups.clear", errInjected)
+	if _, err := n.RemoveContainer(t.Context(), id); !errors.Is(err, errInjected) {
+		t.Errorf("remove: %v", err)
+	}
+	w.set("cgroups.clear", nil)
+	if _, err := n.RemoveContainer(t.Context(), id); err != nil {
+		t.Errorf("remove again: %v", err)
+	}
+}

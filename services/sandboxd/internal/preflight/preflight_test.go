@@ -1,0 +1,101 @@
+package preflight
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestPrograms(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := []byte(strings.Repeat("\x00", headSize))
+	copy(foreign, "\x7fELF\x02\x01\x01")
+	foreign[elfMachine] = 99
+	own = own[:elfHeaderLength]
+	own[elfCount], own[elfCount+1] = 0, 0 // whether this test has a loader does not matter
+	write("bin/native", string(own), 0o755)
+	write("bin/foreign", string(foreign), 0o755)
+	write("bin/text", "echo hello\n", 0o755)
+	write("bin/empty", "", 0o755)
+	write("bin/plain", "echo hello\n", 0o644)
+	write("bin/script", "#! /bin/native -x\n", 0o755)
+	write("bin/lost", "#!/bin/absent\n", 0o755)
+	write("bin/weird", "#!relative\n", 0o755)
+	write("bin/endless", "#!/"+strings.Repeat("x", 2*headSize), 0o755)
+	for link, target := range map[string]string{"bin/link": "/bin/script", "bin/out": "../../../../../bin/lost", "bin/loop": "loop"} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := openRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = root.Close() }()
+	for _, test := range []struct {
+		program string
+		want    string // in the error; empty for none
+		none    bool   // no file is found
+	}{
+		{program: "native"},
+		{program: "/bin/script"},
+		{program: "link"},
+		{program: "weird"},
+		{program: "endless"},
+		{program: "lost", want: `"/bin/absent"`},
+		{program: "./out", want: `"/bin/absent"`},
+		{program: "foreign", want: "another machine"},
+		{program: "text", want: "exec format error"},
+		{program: "empty", want: "exec format error"},
+		{program: "plain", none: true},
+		{program: "/bin", none: true},
+		{program: "loop", none: true},
+		{program: "missing", none: true},
+	} {
+		t.Run(test.program, func(t *testing.T) {
+			_, file := find(root, &specs.Process{Args: []string{test.program}, Cwd: "/bin", Env: []string{"PATH=/none:/bin"}})
+			if (file == nil) != test.none {
+				t.Fatalf("file found: %t", file != nil)
+			}
+			if file == nil {
+				return
+			}
+			defer func() { _ = file.Close() }()
+			err := runnable(root, file, false)
+			switch {
+			case test.want == "" && err != nil:
+				t.Errorf("unexpected: %v", err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("error %v, want one with %s", err, test.want)
+			}
+		})
+	}
+}
+
+// A process that is not in the container's control group says nothing about its program.
+func TestForeignProcessIsNotJudged(t *testing.T) {
+	err := Programs{}.Check("no-such-container", uint32(os.Getpid()), &specs.Process{Args: []string{"/etc/hosts"}})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,310 @@
+//go:build integration
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/tests/testenv"
+)
+
+// A pod whose own process or shim dies is shown as not ready, can still be asked about,
+// and makes room for the next attempt.
+func TestDeadPodIsToldAndReplaced(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	for _, test := range []struct {
+		name    string
+		shared  bool // the pod has a process of its own
+		restart bool // sandboxd is away when it dies
+		victim  func(id string) int
+	}{
+		{"own process", true, false, s.firstProcess},
+		{"own process while sandboxd is away", true, true, s.firstProcess},
+		{"shim", false, false, s.shimOf},
+		{"shim while sandboxd is away", false, true, s.shimOf},
+		{"shim of a pod with a process of its own", true, false, s.shimOf},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config := s.podConfig("dying")
+			if test.shared {
+				config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD}
+			}
+			id := s.pod(config, "")
+			c := s.container(id, config, script("main", "sleep 1000"))
+			victim := test.victim(id)
+			if test.restart {
+				must(t, s.Kill(t.Context(), testenv.Sandboxd))
+			}
+			must(t, syscall.Kill(victim, syscall.SIGKILL))
+			if test.restart {
+				must(t, s.Run(testenv.Sandboxd))
+				must(t, s.WaitReady(t.Context()))
+			}
+			s.waitNotReady(id)
+			if st := s.waitExit(c, 10*time.Second); st.GetExitCode() == 0 || st.GetReason() == "" || st.GetFinishedAt() == 0 {
+				t.Errorf("the container ended with %d, %q at %d", st.GetExitCode(), st.GetReason(), st.GetFinishedAt())
+			}
+			if _, _, err := s.exec(c, "true"); err == nil {
+				t.Error("a command ran in a dead container")
+			}
+			if _, err := s.CRI.ListPodSandboxStats(t.Context(), &criv1.ListPodSandboxStatsRequest{}); err != nil {
+				t.Errorf("stats: %v", err)
+			}
+			if _, err := s.create(id, config, script("late", "true")); !oneOf(err, codes.FailedPrecondition) {
+				t.Errorf("container in a dead pod: %v", err)
+			}
+			must(t, s.stopPod(id))
+			next := s.podConfig("dying")
+			next.Metadata.Attempt = 1
+			nextID := s.pod(next, "")
+			must(t, errors.Join(s.removePod(id), s.removePod(nextID)))
+			if n := s.networkCalls("DEL", id); n == 0 {
+				t.Error("the network was not told")
+			}
+		})
+	}
+}
+
+// The end of a container is seen however many commands are being started in it.
+func TestEndIsSeenInAStormOfCommands(t *testing.T) {
+	w := newSwitches(t)
+	runtime := w.runtime()
+	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
+		handler(settings, "slow", map[string]any{"binary_name": runtime})
+	})})
+	for _, test := range []struct {
+		name string
+		tty  bool
+		pid  criv1.NamespaceMode
+		slow bool // a command is between its creation and its start when the container dies
+	}{
+		{"pipes", false, criv1.NamespaceMode_CONTAINER, false},
+		{"terminal", true, criv1.NamespaceMode_CONTAINER, false},
+		{"processes of the node", false, criv1.NamespaceMode_NODE, false},
+		{"slow runtime", false, criv1.NamespaceMode_CONTAINER, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config := s.podConfig("storm")
+			config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: test.pid}
+			id := s.pod(config, "slow")
+			c := script("main", "while true; do sleep 1000; done")
+			c.Tty = test.tty
+			c.Linux.SecurityContext = &criv1.LinuxContainerSecurityContext{NamespaceOptions: config.Linux.SecurityContext.NamespaceOptions}
+			container := s.container(id, config, c)
+			victim := s.firstProcess(container)
+			if test.slow {
+				w.set("exec", "sleep 0.7")
+			}
+			var wg sync.WaitGroup
+			next := make(chan int)
+			for range 8 {
+				wg.Go(func() {
+					for range next {
+						_, _, err := s.exec(container, "sh", "-c", "date; sleep 0.3")
+						if oneOf(err, codes.DeadlineExceeded, codes.Unknown) {
+							t.Errorf("exec: %v", err)
+						}
+					}
+				})
+			}
+			killed := make(chan struct{})
+			go func() {
+				defer close(killed)
+				time.Sleep(time.Second)
+				_ = syscall.Kill(victim, syscall.SIGKILL)
+			}()
+			for n := range scaled(t, 40) {
+				next <- n
+			}
+			close(next)
+			<-killed
+			if st := s.waitExit(container, 10*time.Second); st.GetExitCode() != 137 {
+				t.Errorf("exit code %d, want 137", st.GetExitCode())
+			}
+			wg.Wait()
+			w.set("exec", "")
+			eventually(t, 5*time.Second, "processes end with their container", func() error {
+				if left := containerPIDs(t, container); len(left) > 0 {
+					return fmt.Errorf("left are %v", left)
+				}
+				return nil
+			})
+			must(t, s.removePod(id))
+		})
+	}
+}
+
+// firstProcess is the first process of a container, or of a pod that has one.
+func (s *system) firstProcess(id string) int {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.bundle(id), "init.pid"))
+	must(s.t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	must(s.t, err)
+	return pid
+}
+
+// bundle is the folder of a container or pod that its shim works with.
+func (s *system) bundle(id string) string {
+	s.t.Helper()
+	found := ""
+	must(s.t, filepath.WalkDir(s.Path("run"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		if d.Name() == "rootfs" || d.Name() == "ns" {
+			return filepath.SkipDir
+		}
+		if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil && d.Name() == id {
+			found = path
+		}
+		return nil
+	}))
+	if found == "" {
+		s.t.Fatalf("container %s has no bundle", id)
+	}
+	return found
+}
+
+// A shim that cannot be started fails its pod soon, with its own words, and nothing else.
+func TestUnusableShimFailsOnlyItsPod(t *testing.T) {
+	folder := t.TempDir()
+	must(t, os.Chmod(folder, 0o755))
+	real, err := testenv.Binary("containerd-shim-runc-v2")
+	must(t, err)
+	shims := map[string]struct{ text, says string }{
+		"failing": {"echo out of cheese >&2; exit 1", "out of cheese"},
+		"nobody":  {"printf unix:///run/nobody-listens-here.sock", "nobody-listens-here"},
+		"rubbish": {"head -c 10000000 /dev/urandom", "too long"},
+		"silent":  {"exec sleep 1234", "no answer"},
+		"empty":   {"exit 0", ""},
+		"child":   {"sleep 1234 & sleep 1234", "no answer"},
+	}
+	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
+		settings.Set("runtime.shim.start_timeout", "2s")
+		handler(settings, "missing", map[string]any{"shim_path": filepath.Join(folder, "absent")})
+		for name, shim := range shims {
+			path := filepath.Join(folder, name)
+			must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+shim.text+"\n"), 0o755))
+			handler(settings, name, map[string]any{"shim_path": path})
+		}
+		path := filepath.Join(folder, "short")
+		text := fmt.Sprintf(`#!/bin/sh
+for word in "$@"; do last=$word; done
+end() {
+	sleep 1
+	for p in /proc/[0-9]*; do
+		tr '\0' ' ' <"$p/cmdline" | grep -q "containerd-shim-runc-v2 .*-id $(basename "$PWD")" && kill -9 "${p#/proc/}"
+	done
+}
+if [ "$last" = start ]; then end </dev/null >/dev/null 2>&1 & fi
+exec %s "$@"
+`, real)
+		must(t, os.WriteFile(path, []byte(text), 0o755))
+		handler(settings, "short", map[string]any{"shim_path": path})
+	})})
+	shims["missing"] = struct{ text, says string }{"", "absent"}
+	var wg sync.WaitGroup
+	for name, shim := range shims {
+		wg.Go(func() {
+			begun := time.Now()
+			_, err := s.try(s.podConfig("pod-"+name), name, 30*time.Second)
+			if err == nil || oneOf(err, codes.DeadlineExceeded) || !strings.Contains(err.Error(), shim.says) {
+				t.Errorf("%s: %v, want an error with %q", name, err, shim.says)
+			}
+			if took := time.Since(begun); took > 15*time.Second {
+				t.Errorf("%s: took %s", name, took)
+			}
+		})
+	}
+	wg.Go(func() {
+		if _, err := s.try(s.podConfig("pod-unknown"), "unknown", time.Second); !oneOf(err, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition) {
+			t.Errorf("unknown handler: %v", err)
+		}
+	})
+	wg.Go(func() {
+		for n := range 3 {
+			begun := time.Now()
+			id, err := s.try(s.podConfig(fmt.Sprintf("good%d", n)), "", 30*time.Second)
+			if err == nil {
+				err = s.removePod(id)
+			}
+			if took := time.Since(begun); err != nil || took > 8*time.Second {
+				t.Errorf("good pod beside the bad ones: %v, took %s", err, took)
+			}
+		}
+	})
+	wg.Wait()
+	// This one comes up and then dies.
+	short, err := s.try(s.podConfig("pod-short"), "short", 30*time.Second)
+	if err == nil {
+		s.waitNotReady(short)
+		must(t, s.removePod(short))
+	}
+	s.waitAddresses(0, 20*time.Second)
+	for name := range shims {
+		must(t, s.removePod(s.pod(s.podConfig("pod-"+name), "")))
+	}
+	if left := processes(t, func(_ int, cmdline string) bool { return strings.Contains(cmdline, "sleep 1234") }); len(left) > 0 {
+		t.Errorf("processes of bad shims are left: %v", left)
+	}
+}
+
+// A shim that takes long to unmount delays neither the ends of other pods' containers nor
+// its own removal for good.
+func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Skip("needs strace")
+	}
+	s := start(t, testenv.Setup{})
+	config := s.podConfig("slow")
+	slow := s.pod(config, "")
+	s.container(slow, config, script("main", "sleep 1000"))
+	shim := s.shimOf(slow)
+	tracer := exec.Command(strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=umount2", "-e", "inject=umount2:delay_enter=5000000", "-p", strconv.Itoa(shim))
+	must(t, tracer.Start())
+	defer func() { _ = tracer.Process.Kill(); _ = tracer.Wait() }()
+	eventually(t, 5*time.Second, "the shim is traced", func() error {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", shim))
+		if err != nil || strings.Contains(string(text), "TracerPid:\t0\n") {
+			return errors.Join(err, errors.New("no tracer"))
+		}
+		return nil
+	})
+	otherConfig := s.podConfig("other")
+	other := s.pod(otherConfig, "")
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.stopPod(slow) }()
+	for n := range scaled(t, 10) {
+		id := s.container(other, otherConfig, script(fmt.Sprintf("c%d", n), "exit 5"))
+		s.waitExit(id, 3*time.Second)
+	}
+	if err := <-stopped; err != nil {
+		t.Logf("first stop: %v", err)
+	}
+	eventually(t, time.Minute, "the pod is stopped", func() error { return s.stopPod(slow) })
+	must(t, s.removePod(slow))
+	eventually(t, 30*time.Second, "the shim is gone", func() error {
+		left := processes(t, func(_ int, cmdline string) bool {
+			return strings.Contains(cmdline, slow) && strings.Contains(cmdline, "shim")
+		})
+		if len(left) > 0 {
+			return fmt.Errorf("left are %v", left)
+		}
+		return nil
+	})
+}
