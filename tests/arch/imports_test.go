@@ -26,7 +26,7 @@ func layers() map[string]map[string]layer {
 		"cri-gateway": {
 			"api": handler, "app": wiring, "config": settings,
 			"backend": adapter, "eventfeed": adapter, "streaming": adapter,
-			"batch": domain, "operation": domain, "sequence": domain, "status": domain, "validate": domain,
+			"containerevents": domain, "operation": domain, "relay": domain, "sequence": domain, "status": domain, "validate": domain,
 		},
 		"sandboxd": {
 			"api": handler, "app": wiring, "config": settings, "inspect": wiring,
@@ -34,7 +34,8 @@ func layers() map[string]map[string]layer {
 			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
 			"reserve": adapter, "rootfs": adapter,
 			"shim": adapter, "stats": adapter, "store": adapter,
-			"criview": domain, "engine": domain, "pod": domain,
+			"crilog": domain, "criview": domain, "engine": domain, "layerusage": domain, "pod": domain, "podmetrics": domain,
+			"crispshim": wiring, // a program of its own, with its parts below it
 		},
 		"nri-hub": {
 			"api": handler, "app": wiring, "config": settings,
@@ -75,6 +76,7 @@ func sideways() map[string][]string {
 		"sandboxd/stats":      {"namespaces"}, // Reads the counters of a pinned namespace.
 		"eventbus/broker":     {"access"},     // The server enforces the permissions.
 		"sandboxd/rootfs":     {"image"},      // Root file systems are snapshots of unpacked images.
+		"sandboxd/app":        {"crispshim"},  // The daemon speaks to its shim's streams.
 	}
 }
 

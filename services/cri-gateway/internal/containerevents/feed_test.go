@@ -284,7 +284,7 @@ func TestNobodyFollowsWithoutABus(t *testing.T) {
 // other.
 func TestFollowersAreIndependent(t *testing.T) {
 	b := newBench(t)
-	const n, crowd = 300, 16
+	const n, crowd = 400, 40
 	for i := range crowd {
 		b.sandboxd.AddContainer(sandboxID, fmt.Sprintf("before-%d", i)) // makes the events large
 	}
@@ -317,7 +317,7 @@ func TestFollowersAreIndependent(t *testing.T) {
 	cancel()
 	fickle.Wait()
 	if b.watcher.cut.Load() != 1 {
-		t.Errorf("%d followers were cut off, want the one that does not read", b.watcher.cut.Load())
+		t.Fatalf("%d followers were cut off, want the one that does not read", b.watcher.cut.Load())
 	}
 	var err error
 	got := 0

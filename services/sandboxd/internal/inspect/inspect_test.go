@@ -100,7 +100,7 @@ func TestLookReadsTheFolders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer lis.Close()
+		defer func() { _ = lis.Close() }()
 	}
 	layers(t, cfg)
 
@@ -141,7 +141,7 @@ func layers(t *testing.T, cfg config.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for key, label := range map[string]string{taskID: "crisp/container", "sha256:1": "other"} {
 			b, err := tx.CreateBucketIfNotExists([]byte("v1"))

@@ -80,8 +80,10 @@ func podsOf(rec rules.Records) []Pod {
 	})
 	pods := []Pod{}
 	for _, s := range rec.Sandboxes {
-		p := Pod{ID: s.GetId(), Name: s.GetConfig().GetMetadata().GetName(), Namespace: s.GetConfig().GetMetadata().GetNamespace(),
-			State: rules.SandboxState(s), Containers: []Container{}}
+		p := Pod{
+			ID: s.GetId(), Name: s.GetConfig().GetMetadata().GetName(), Namespace: s.GetConfig().GetMetadata().GetNamespace(),
+			State: rules.SandboxState(s), Containers: []Container{},
+		}
 		if s.GetState() == recordv1.SandboxState_SANDBOX_STATE_READY && s.GetExitedAt() != nil {
 			p.State = "NOTREADY"
 		}
@@ -125,7 +127,7 @@ func connection(ctx context.Context, socket string) string {
 
 // memory reads what a process uses in bytes; zeros if it has ended.
 func memory(proc string) (rss, pss int64) {
-	text, err := os.ReadFile(filepath.Join(proc, "smaps_rollup"))
+	text, err := os.ReadFile(filepath.Join(proc, "smaps_rollup")) //nolint:gosec // below /proc
 	if err != nil {
 		return 0, 0
 	}

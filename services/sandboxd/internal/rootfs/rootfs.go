@@ -106,12 +106,17 @@ func (r *Rootfs) Remove(ctx context.Context, key, snapshotter string) error {
 	return nil
 }
 
-// Usage returns the bytes and inodes of a writable layer. The figures may be up to a minute
-// old, and about ten seconds while someone asks again and again. Errors: ErrNotFound.
+// Usage returns the bytes and inodes of a writable layer. It walks over the layer's files,
+// so callers should remember the answer for a while. Errors: ErrNotFound.
 func (r *Rootfs) Usage(ctx context.Context, key, snapshotter string) (bytes, inodes uint64, err error) {
-	usage, err := r.st.ActiveUsage(ctx, snapshotter, key)
+	ctx = r.st.Context(ctx)
+	sn, name, err := r.st.Snapshotter(snapshotter)
 	if err != nil {
-		return 0, 0, fmt.Errorf("writable layer %q: %w", key, err)
+		return 0, 0, err
+	}
+	usage, err := sn.Usage(ctx, key)
+	if err != nil {
+		return 0, 0, fmt.Errorf("writable layer %q in %s: %w", key, name, err)
 	}
 	return uint64(max(usage.Size, 0)), uint64(max(usage.Inodes, 0)), nil
 }

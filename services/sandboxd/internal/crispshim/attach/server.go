@@ -302,7 +302,12 @@ func (c *client) rest(conn net.Conn) error {
 				return err
 			}
 		default:
-			return send(conn, End, nil)
+			select {
+			case <-c.kicked:
+				return refuse(conn, errTooSlow)
+			default:
+				return send(conn, End, nil)
+			}
 		}
 	}
 }

@@ -68,9 +68,6 @@ func (w waiter) Close() error {
 	return nil
 }
 
-// Terminal says whether the process has a terminal.
-func (s *Streams) Terminal() bool { return s.cfg.Terminal }
-
 // inputFile is what input is written to.
 func (s *Streams) inputFile() (*os.File, error) {
 	s.mu.Lock()

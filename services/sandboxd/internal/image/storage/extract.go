@@ -90,7 +90,7 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
 		return false, nil
 	}
-	return true, l.makeWay(filepath.Dir(filepath.Join("/", h.Name)))
+	return true, l.makeWay(filepath.Dir(filepath.Join("/", h.Name))) //nolint:gosec // an absolute path is cleaned of dots
 }
 
 // makeWay makes folders of what the layers below have, or this one hides, where the layer
@@ -104,7 +104,7 @@ func (l *layer) makeWay(dir string) error {
 		fi, err := os.Lstat(p)
 		switch {
 		case err != nil || fi.Mode()&fs.ModeSymlink != 0:
-			return nil //nolint:nilerr // what is wrong with it shows when it is made
+			return nil // what is wrong with it shows when it is made
 		case l.hidden[p]:
 			err = l.reveal(p)
 		case !fi.IsDir():

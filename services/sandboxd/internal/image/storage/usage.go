@@ -11,12 +11,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 )
 
-const (
-	// usageLife is how long figures of writable layers are taken for current.
-	usageLife = 10 * time.Second
-	// usageMost is the greatest age at which figures are given out while newer ones are made.
-	usageMost = time.Minute
-)
+// usageLife is how long figures of writable layers are taken for current.
+const usageLife = 10 * time.Second
 
 // Usage is what a snapshotter's file system holds. Bytes and inodes of images and of
 // writable layers are apart.
@@ -38,9 +34,9 @@ type usageCache struct {
 
 	mu        sync.Mutex                            // mu guards the rest
 	committed map[string]map[string]snapshots.Usage // snapshotter, name
-	active    map[string]map[string]snapshots.Usage // snapshotter, key
+	active    map[string]snapshots.Usage            // snapshotter
 	at        time.Time
-	running   chan struct{} // closed at the end of the measurement under way; nil for none
+	busy      bool
 }
 
 func (u *usageCache) wait() { u.refresh.Wait() }
@@ -68,42 +64,10 @@ func (s *Storage) Usage(ctx context.Context) ([]Usage, error) {
 			layers.Add(blobs)
 		}
 		s.usage.mu.Lock()
-		var containers snapshots.Usage
-		for _, u := range s.usage.active[name] {
-			containers.Add(u)
-		}
-		out = append(out, Usage{Snapshotter: name, Images: layers, Containers: containers, At: s.usage.at})
+		out = append(out, Usage{Snapshotter: name, Images: layers, Containers: s.usage.active[name], At: s.usage.at})
 		s.usage.mu.Unlock()
 	}
 	return out, nil
-}
-
-// ActiveUsage returns the use of one writable layer. The figures are up to a minute old; they
-// are made anew in the background, at most every ten seconds and only while someone asks.
-// Errors: ErrNotFound.
-func (s *Storage) ActiveUsage(ctx context.Context, snapshotter, key string) (snapshots.Usage, error) {
-	ctx = s.Context(ctx)
-	sn, name, err := s.Snapshotter(snapshotter)
-	if err != nil {
-		return snapshots.Usage{}, err
-	}
-	s.refreshActive(ctx)
-	s.usage.mu.Lock()
-	u, ok := s.usage.active[name][key]
-	s.usage.mu.Unlock()
-	if ok {
-		return u, nil
-	}
-	u, err = sn.Usage(ctx, key) // newer than the figures
-	if err != nil {
-		return snapshots.Usage{}, err
-	}
-	s.usage.mu.Lock()
-	defer s.usage.mu.Unlock()
-	if s.usage.active[name] != nil {
-		s.usage.active[name][key] = u
-	}
-	return u, nil
 }
 
 // committedUsage sums up the committed layers of a snapshotter.
@@ -142,25 +106,22 @@ func (s *Storage) committedUsage(ctx context.Context, name string) (sum snapshot
 }
 
 // refreshActive measures the writable layers in the background if the figures are old. The
-// first figures, and those that replace very old ones, are waited for.
+// first figures are waited for.
 func (s *Storage) refreshActive(ctx context.Context) {
 	s.usage.mu.Lock()
-	age := time.Since(s.usage.at)
-	if age < usageLife {
+	first := s.usage.at.IsZero()
+	if s.usage.busy || time.Since(s.usage.at) < usageLife {
 		s.usage.mu.Unlock()
 		return
 	}
-	done := s.usage.running
-	if done == nil {
-		done = make(chan struct{})
-		s.usage.running = done
-		s.usage.refresh.Go(func() {
-			defer close(done)
-			s.measureActive(context.WithoutCancel(ctx))
-		})
-	}
+	s.usage.busy = true
 	s.usage.mu.Unlock()
-	if age > usageMost {
+	done := make(chan struct{})
+	s.usage.refresh.Go(func() {
+		defer close(done)
+		s.measureActive(context.WithoutCancel(ctx))
+	})
+	if first {
 		select {
 		case <-done:
 		case <-ctx.Done():
@@ -169,7 +130,7 @@ func (s *Storage) refreshActive(ctx context.Context) {
 }
 
 func (s *Storage) measureActive(ctx context.Context) {
-	active := make(map[string]map[string]snapshots.Usage)
+	active := make(map[string]snapshots.Usage)
 	for name := range s.backends {
 		sn := s.db.Snapshotter(name)
 		var keys []string
@@ -183,7 +144,7 @@ func (s *Storage) measureActive(ctx context.Context) {
 			s.log.WarnContext(ctx, "writable layers not measured", slog.Any("error", err))
 			continue
 		}
-		figures := make(map[string]snapshots.Usage, len(keys))
+		var sum snapshots.Usage
 		for _, key := range keys {
 			select {
 			case <-s.closing:
@@ -191,12 +152,12 @@ func (s *Storage) measureActive(ctx context.Context) {
 			default:
 			}
 			if u, err := sn.Usage(ctx, key); err == nil {
-				figures[key] = u
+				sum.Add(u)
 			}
 		}
-		active[name] = figures
+		active[name] = sum
 	}
 	s.usage.mu.Lock()
 	defer s.usage.mu.Unlock()
-	s.usage.active, s.usage.at, s.usage.running = active, time.Now(), nil
+	s.usage.active, s.usage.at, s.usage.busy = active, time.Now(), false
 }

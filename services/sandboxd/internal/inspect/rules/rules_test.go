@@ -103,7 +103,7 @@ func TestEachRuleFindsItsViolation(t *testing.T) {
 			m.Layers = append(m.Layers, other)
 		}, []string{"record.name " + other}},
 		{"no metadata", func(rec *Records, _ *Machine) { rec.Sandboxes[0].Config.Metadata.Uid = "" }, []string{"sandbox.config " + podID}},
-		{"no namespace", func(rec *Records, m *Machine) {
+		{"no namespace", func(rec *Records, _ *Machine) {
 			rec.Sandboxes[0].NetnsPath = ""
 		}, []string{"sandbox.network " + podID, "sandbox.network " + podID}},
 		{"host network", func(rec *Records, m *Machine) {
