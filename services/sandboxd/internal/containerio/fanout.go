@@ -149,7 +149,12 @@ func (c *client) rest() error {
 				return err
 			}
 		default:
-			return nil
+			select {
+			case <-c.kicked:
+				return errTooSlow
+			default:
+				return nil
+			}
 		}
 	}
 }
