@@ -25,6 +25,8 @@ type Program[C any] struct {
 	Default func() C
 	// Run does the work until ctx is done. Its logs go to stderr.
 	Run func(ctx context.Context, cfg C, stderr io.Writer) error
+	// Admin returns the address of the admin listener, for the health subcommand.
+	Admin func(cfg C) string
 	// Extra holds further subcommands.
 	Extra []Command
 }
@@ -41,6 +43,7 @@ type Command struct {
 //	run [--config FILE]           run until ctx is done
 //	config default                print the default configuration
 //	config check [--config FILE]  read and validate the configuration
+//	health [--config FILE]        ask the running process whether it is ready
 //	version                       print what the binary was built from
 //
 // and those of p.Extra. The default file may be absent; a file named by --config
@@ -56,6 +59,8 @@ func Main[C any](ctx context.Context, p Program[C], args []string, stdout, stder
 		return run(ctx, p, rest, stderr)
 	case "config":
 		return configCommand(p, rest, stdout, stderr)
+	case "health":
+		return health(ctx, p, rest, stderr)
 	case "version":
 		_, err := fmt.Fprintf(stdout, "%s %s\n", p.Name, buildinfo.Read())
 		return err
@@ -144,6 +149,7 @@ func usage[C any](w io.Writer, p Program[C]) {
 	line("run [--config FILE]", "run until SIGTERM or SIGINT")
 	line("config default", "print the default configuration")
 	line("config check [--config FILE]", "read and validate the configuration")
+	line("health [--config FILE]", "exit with 0 if the running process is ready")
 	line("version", "print what the binary was built from")
 	for _, c := range p.Extra {
 		line(c.Name, c.Summary)

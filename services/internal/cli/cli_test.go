@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,6 +31,7 @@ func program() cli.Program[cfg] {
 			_, err := fmt.Fprintf(stderr, "ran %s", c.Name)
 			return err
 		},
+		Admin: func(c cfg) string { return c.Name },
 		Extra: []cli.Command{{Name: "extra", Summary: "do more", Run: func(_ context.Context, args []string, stdout, _ io.Writer) error {
 			_, err := fmt.Fprint(stdout, "extra ", args)
 			return err
@@ -83,5 +86,39 @@ func TestMainCommands(t *testing.T) {
 				t.Errorf("stderr: got %q, want %q", stderr.String(), tc.stderr)
 			}
 		})
+	}
+}
+
+func TestHealthAsksTheRunningProcess(t *testing.T) {
+	t.Parallel()
+	answer := http.StatusOK
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/readyz" {
+			answer = http.StatusNotFound
+		}
+		w.WriteHeader(answer)
+		_, _ = io.WriteString(w, "store is away")
+	}))
+	ask := func(address string) error {
+		file := filepath.Join(t.TempDir(), "c.toml")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "version = 1\nname = %q\n", address), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return cli.Main(t.Context(), program(), []string{"health", "--config", file}, io.Discard, io.Discard)
+	}
+	address := srv.Listener.Addr().String()
+	if err := ask(address); err != nil {
+		t.Errorf("ready process: %v", err)
+	}
+	answer = http.StatusServiceUnavailable
+	if err := ask(address); !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), "store is away") {
+		t.Errorf("process that is not ready: %v, want unavailable with the reason", err)
+	}
+	srv.Close()
+	if err := ask(address); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Errorf("no process: %v, want unavailable", err)
+	}
+	if err := ask(""); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Errorf("no admin listener: %v, want failed precondition", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
@@ -147,14 +148,18 @@ func logOptions(levelOf func(codes.Code) slog.Level) []logging.Option {
 	}
 }
 
-// toGRPC turns an error into a status of its code and its text. The wrapped errors do not
-// travel as details: the caller would see their texts a second time.
+// toGRPC turns an error into a status of its class and its text. The wrapped errors do not
+// travel as details: the caller would see their texts a second time. Only the class goes
+// through errgrpc, because that walks into errors whose Unwrap returns nil.
 func toGRPC(err error) error {
 	if err == nil {
 		return nil
 	}
-	st := status.Convert(errgrpc.ToGRPC(err))
-	return status.Error(st.Code(), st.Message())
+	if st, ok := status.FromError(err); ok {
+		return st.Err()
+	}
+	class := errdefs.Resolve(err)
+	return status.Error(status.Code(errgrpc.ToGRPC(class)), err.Error())
 }
 
 // toNative gives the caller back the error that the handler returned, as far as it has

@@ -85,6 +85,8 @@ func Default() Config {
 	cri := rpc.DefaultServerConfig("/run/crisp/cri.sock")
 	cri.Socket.Mode = 0o660
 	cri.MaxMessage = maxMessage
+	bus := events.DefaultClientConfig()
+	bus.NkeySeedFile = "/var/lib/crisp/eventbus/keys/gateway.nk" // written by eventbus
 	return Config{
 		Version: 1,
 		CRI:     cri,
@@ -110,7 +112,7 @@ func Default() Config {
 			UndoLimit: config.Duration(2 * time.Minute),
 			Drain:     config.Duration(30 * time.Second),
 		},
-		Events:  events.DefaultClientConfig(),
+		Events:  bus,
 		Log:     telemetry.DefaultLogConfig(),
 		Admin:   admin.Config{Listen: "127.0.0.1:9670"},
 		Tracing: telemetry.DefaultTraceConfig(),

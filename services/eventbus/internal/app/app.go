@@ -23,7 +23,10 @@ const name = "eventbus"
 
 // Program returns the command line of the process.
 func Program() cli.Program[Config] {
-	return cli.Program[Config]{Name: name, Default: Default, Run: Run, Extra: []cli.Command{tailCommand()}}
+	return cli.Program[Config]{
+		Name: name, Default: Default, Run: Run, Extra: []cli.Command{tailCommand()},
+		Admin: func(c Config) string { return c.Admin.Listen },
+	}
 }
 
 // Run runs the bus until ctx is done.

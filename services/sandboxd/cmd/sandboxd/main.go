@@ -20,6 +20,7 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := cli.Main(ctx, cli.Program[config.Config]{
 		Name: "sandboxd", Default: config.Default, Run: app.Run, Extra: inspect.Commands(),
+		Admin: func(c config.Config) string { return c.Admin.Listen },
 	}, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {

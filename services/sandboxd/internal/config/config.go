@@ -105,6 +105,8 @@ type Network struct {
 
 // Default returns the configuration of a process without a file.
 func Default() Config {
+	bus := events.DefaultClientConfig()
+	bus.NkeySeedFile = "/var/lib/crisp/eventbus/keys/sandboxd.nk" // written by eventbus
 	server := rpc.DefaultServerConfig("/run/crisp/sandboxd.sock")
 	server.MaxMessage = 40 * config.MiB // an ExecSync answer has two streams of 16 MiB
 	return Config{
@@ -115,7 +117,7 @@ func Default() Config {
 		Admin:   admin.Config{Listen: "127.0.0.1:9671"},
 		Tracing: telemetry.DefaultTraceConfig(),
 		Server:  server,
-		Bus:     Bus{Enabled: true, Client: events.DefaultClientConfig(), OutboxLimit: 100_000},
+		Bus:     Bus{Enabled: true, Client: bus, OutboxLimit: 100_000},
 		Runtime: Runtime{
 			DefaultHandler: "runc", CgroupDriver: "cgroupfs",
 			SessionGrace: config.Duration(10 * time.Second),

@@ -16,6 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 )
 
+// sweepPause is the time between the two looks at a socket that nobody seems to use.
+const sweepPause = 2 * time.Second
+
 // Loaded is what Reload found of one sandbox.
 type Loaded struct {
 	// SandboxID is the id of the sandbox.
@@ -47,6 +50,7 @@ func (m *Manager) Reload(ctx context.Context) ([]Loaded, error) {
 	}
 	wg.Wait()
 	m.sweepSockets(ctx)
+	m.wg.Go(m.sweepLater)
 	return loaded, nil
 }
 
@@ -110,14 +114,47 @@ func (i *Instance) resume(ctx context.Context) error {
 	return nil
 }
 
+// sweepLater removes the sockets that starts left which outlived the last sandboxd: such a
+// start ends by itself, but after the sweep at the begin. A socket must be found unused
+// twice, since one that is just being made looks the same.
+func (m *Manager) sweepLater() {
+	var suspects map[string]bool
+	for _, wait := range []time.Duration{m.cfg.Timeouts.Start, sweepPause} {
+		t := time.NewTimer(wait)
+		select {
+		case <-m.base.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+		found := m.unusedSockets(m.base)
+		for _, path := range found {
+			if suspects[path] {
+				_ = os.Remove(path)
+			}
+		}
+		suspects = map[string]bool{}
+		for _, path := range found {
+			suspects[path] = true
+		}
+	}
+}
+
 // sweepSockets removes sockets that no shim listens on any more.
 func (m *Manager) sweepSockets(ctx context.Context) {
+	for _, path := range m.unusedSockets(ctx) {
+		_ = os.Remove(path)
+	}
+}
+
+// unusedSockets lists the sockets that belong to no shim and that nobody listens on.
+func (m *Manager) unusedSockets(ctx context.Context) []string {
 	if m.cfg.SocketDir == "" {
-		return
+		return nil
 	}
 	entries, err := os.ReadDir(m.cfg.SocketDir)
 	if err != nil {
-		return
+		return nil
 	}
 	used := map[string]bool{}
 	for _, i := range m.All() {
@@ -125,15 +162,14 @@ func (m *Manager) sweepSockets(ctx context.Context) {
 		used[i.endpoint.SocketPath()] = i.state != stateDead
 		i.mu.Unlock()
 	}
+	var out []string
 	for _, e := range entries {
 		path := filepath.Join(m.cfg.SocketDir, e.Name())
-		if e.Type() != os.ModeSocket || used[path] {
-			continue
-		}
-		if unused(ctx, path) {
-			_ = os.Remove(path)
+		if e.Type() == os.ModeSocket && !used[path] && unused(ctx, path) {
+			out = append(out, path)
 		}
 	}
+	return out
 }
 
 // unused says whether nobody accepts connections on a socket.
