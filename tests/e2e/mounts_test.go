@@ -169,9 +169,12 @@ func TestMountTargets(t *testing.T) {
 	cfg := containerConfig("main", "sleep 1000")
 	cfg.Image.Image = linkImage
 	cfg.Mounts = []*criv1.Mount{
-		{ContainerPath: "/parent/child", HostPath: inner}, {ContainerPath: "/parent", HostPath: filepath.Join(dir, "dir")},
-		{ContainerPath: "/up/new", HostPath: inner}, {ContainerPath: "/abs", HostPath: inner},
-		{ContainerPath: "/etc/hosts", HostPath: filepath.Join(dir, "file")}, {ContainerPath: "/dev/shm", HostPath: inner},
+		{ContainerPath: "/parent/child", HostPath: inner},
+		{ContainerPath: "/parent", HostPath: filepath.Join(dir, "dir")},
+		{ContainerPath: "/up/new", HostPath: inner},
+		{ContainerPath: "/abs", HostPath: inner},
+		{ContainerPath: "/etc/hosts", HostPath: filepath.Join(dir, "file")},
+		{ContainerPath: "/dev/shm", HostPath: inner},
 		{ContainerPath: "/sys", HostPath: inner},
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "dir", "child"), 0o755))
@@ -198,11 +201,12 @@ func TestMountOptions(t *testing.T) {
 	}
 	pod, config := s.pod("options")
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "run"), []byte("#!/bin/sh\n"), 0o755)) //nolint:gosec // a program
+	must(t, os.WriteFile(filepath.Join(dir, "run"), []byte("#!/bin/sh\n"), 0o755))
 	must(t, syscall.Mknod(filepath.Join(dir, "null"), syscall.S_IFCHR|0o666, 1<<8|3))
 	cfg := containerConfig("main", "sleep 1000")
 	cfg.Mounts = []*criv1.Mount{
-		{ContainerPath: "/plain", HostPath: dir}, {ContainerPath: "/noexec", HostPath: dir, MountOptions: []string{"noexec"}},
+		{ContainerPath: "/plain", HostPath: dir},
+		{ContainerPath: "/noexec", HostPath: dir, MountOptions: []string{"noexec"}},
 		{ContainerPath: "/nodev", HostPath: dir, MountOptions: []string{"nodev", "nosuid"}, Readonly: true},
 	}
 	id := s.container(pod, config, cfg)
@@ -247,7 +251,8 @@ func TestLinksInsteadOfAccountFiles(t *testing.T) {
 		"negative ids":       {[]entry{{name: "etc/passwd", body: "me:x:-1:-1::/:/bin/sh\n"}}, codes.InvalidArgument, codes.OK},
 		"runtime's files": {[]entry{
 			link("etc/hosts", outside+"/hosts"), link("etc/resolv.conf", up+"/resolv.conf"), link("etc/hostname", "/none/deep/hostname"),
-			link("etc/mtab", outside+"/mtab"), {name: "etc/passwd", body: passwd},
+			link("etc/mtab", outside+"/mtab"),
+			{name: "etc/passwd", body: passwd},
 		}, codes.OK, codes.OK},
 	}
 	var made []fixture.Image

@@ -50,7 +50,7 @@ func TestUserNamespace(t *testing.T) {
 	declare := func(c *v1.Config) { c.Volumes = map[string]struct{}{"/data": {}} }
 	s := startWith(t, testenv.Setup{}, derived(t, dataImage, declare, dataLayer(t)))
 	host := t.TempDir()
-	must(t, os.Chmod(host, 0o700)) //nolint:gosec // no user of the node but root
+	must(t, os.Chmod(host, 0o700))
 	must(t, os.WriteFile(filepath.Join(host, "file"), []byte("of the node"), 0o600))
 
 	pod, config, err := s.mappedPod("mapped", nil)

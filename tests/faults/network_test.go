@@ -188,10 +188,10 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 	must(t, err)
 	balance := map[string]int{}
 	for _, call := range calls {
-		switch {
-		case call[:4] == "ADD:":
+		switch call[:4] {
+		case "ADD:":
 			balance[call[4:]]++
-		case call[:4] == "DEL:":
+		case "DEL:":
 			balance[call[4:]] = 0
 		}
 	}

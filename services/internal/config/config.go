@@ -34,7 +34,7 @@ func Load[C any](path string, cfg *C) error {
 	if path == "" {
 		return validate(cfg)
 	}
-	text, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("configuration %s: %w: %w", path, errdefs.ErrNotFound, err)
 	}

@@ -176,7 +176,7 @@ func (s *session) handlers() []nats.Option {
 
 // identity reads the seed and keeps it for the signatures of later reconnects.
 func identity(path string) (nats.Option, error) {
-	text, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("nkey seed: %w", err)
 	}

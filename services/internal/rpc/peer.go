@@ -76,7 +76,7 @@ type peerCheck struct {
 func newPeerCheck(cfg ServerConfig) peerCheck {
 	const others = 0o006
 	return peerCheck{
-		allowed:  append([]uint32{0, uint32(os.Geteuid())}, cfg.AllowedUIDs...), //nolint:gosec // user ids fit
+		allowed:  append([]uint32{0, uint32(os.Geteuid())}, cfg.AllowedUIDs...),
 		byKernel: cfg.Socket.Group != "" && cfg.Socket.Mode&others == 0,
 	}
 }

@@ -142,7 +142,7 @@ func Golden(tb testing.TB, name string, got []byte) {
 		}
 		return
 	}
-	want, err := os.ReadFile(path) //nolint:gosec // a file of the test
+	want, err := os.ReadFile(path)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -86,7 +86,7 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if passed != nil || err != nil {
 		return passed, err
 	}
-	//nolint:gosec // the folder is open, the socket is guarded by its own mode
+
 	if err := os.MkdirAll(filepath.Dir(cfg.Path), 0o755); err != nil {
 		return nil, fmt.Errorf("socket %s: %w", cfg.Path, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -57,12 +58,7 @@ type hubState struct {
 func (s hubState) usable() bool { return s.connected && s.ready }
 
 func (s hubState) listens(events []nri.Event) bool {
-	for _, e := range events {
-		if s.events.IsSet(e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(events, s.events.IsSet)
 }
 
 // NewHub returns a client on conn. It has no state before Run has connected.

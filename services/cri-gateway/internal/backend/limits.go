@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -84,7 +85,7 @@ func (c limitedConn) Invoke(ctx context.Context, method string, args, reply any,
 	if err := c.awaitServer(ctx, waitOf(method, c.hold)); err != nil {
 		return err
 	}
-	opts = append(opts[:len(opts):len(opts)], grpc.WaitForReady(false), rpc.WithTimeout(limitOf(method, args)))
+	opts = append(slices.Clip(opts), grpc.WaitForReady(false), rpc.WithTimeout(limitOf(method, args)))
 	return c.conn.Invoke(ctx, method, args, reply, opts...)
 }
 
@@ -98,7 +99,7 @@ func (c limitedConn) NewStream(
 	if err := c.awaitServer(ctx, c.hold); err != nil {
 		return nil, err
 	}
-	return c.conn.NewStream(ctx, desc, method, append(opts[:len(opts):len(opts)], grpc.WaitForReady(false))...)
+	return c.conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.WaitForReady(false))...)
 }
 
 // awaitServer waits until the server is connected, at most d. Errors: Unavailable, the

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -94,10 +95,8 @@ func choose(offered, supported []string) (string, bool) {
 		return "", true
 	}
 	for _, o := range offered {
-		for _, s := range supported {
-			if o == s {
-				return o, true
-			}
+		if slices.Contains(supported, o) {
+			return o, true
 		}
 	}
 	return "", false

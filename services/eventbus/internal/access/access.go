@@ -135,7 +135,7 @@ func consume(stream string) []string {
 
 func ensure(cfg Config, role Role) (public string, err error) {
 	path := cfg.SeedFile(role)
-	text, err := os.ReadFile(path) //nolint:gosec // the operator names the folder
+	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return create(cfg, path)
 	}
@@ -176,7 +176,7 @@ func create(cfg Config, path string) (public string, err error) {
 }
 
 func write(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600) //nolint:gosec // the operator names the folder
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}

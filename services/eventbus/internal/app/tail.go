@@ -114,7 +114,7 @@ func client(cfg Config, over events.ClientConfig) events.ClientConfig {
 // readable complains about a seed that the user may not read. One that does not exist
 // may come: the bus makes it at its first start.
 func readable(path string) error {
-	f, err := os.Open(path) //nolint:gosec // the user names the file
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

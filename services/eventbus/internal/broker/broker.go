@@ -192,7 +192,7 @@ func options(cfg Config, keys *access.Keys, stream string) (*natsd.Options, erro
 	opts := &natsd.Options{
 		Host: host, Port: port, NoSigs: true,
 		JetStream: true, StoreDir: cfg.StoreDir, JetStreamDomain: cfg.Domain, JetStreamMaxStore: int64(cfg.MaxStore),
-		MaxPayload: int32(cfg.MaxPayload), //nolint:gosec // validated to be small
+		MaxPayload: int32(cfg.MaxPayload),
 		SyncAlways: cfg.SyncAlways, SyncInterval: cfg.SyncInterval.Std(),
 		DisableJetStreamBanner: true, Nkeys: users,
 	}
@@ -228,7 +228,7 @@ func serverTLS(cfg TLSConfig) (*tls.Config, error) {
 }
 
 func pool(path string) (*x509.CertPool, error) {
-	text, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}

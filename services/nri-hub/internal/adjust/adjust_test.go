@@ -176,22 +176,38 @@ func TestRemovals(t *testing.T) {
 		remove *nri.ContainerAdjustment // of what the container has
 		gone   view
 	}{
-		{"annotation", &nri.ContainerAdjustment{Annotations: map[string]string{"-orig": ""}},
-			func(c *nri.Container) bool { return len(c.Annotations) == 0 }},
-		{"mount", &nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "-/orig"}}},
-			func(c *nri.Container) bool { return len(c.Mounts) == 0 }},
-		{"env", &nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-ORIG"}}},
-			func(c *nri.Container) bool { return cmp.Equal(c.Env, []string{"ODD", "PATH=/bin"}) }},
-		{"device", linux(&nri.LinuxContainerAdjustment{Devices: []*nri.LinuxDevice{{Path: "-/dev/orig"}}}),
-			func(c *nri.Container) bool { return len(c.Linux.Devices) == 0 }},
-		{"namespace", linux(&nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Type: "-ipc"}}}),
-			func(c *nri.Container) bool { return len(c.Linux.Namespaces) == 0 }},
-		{"sysctl", linux(&nri.LinuxContainerAdjustment{Sysctl: map[string]string{"-orig": ""}}),
-			func(c *nri.Container) bool { return len(c.Linux.Sysctl) == 0 }},
-		{"net device", linux(&nri.LinuxContainerAdjustment{NetDevices: map[string]*nri.LinuxNetDevice{"-orig0": {}}}),
-			func(c *nri.Container) bool { return len(c.Linux.NetDevices) == 0 }},
-		{"rdt", linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{Remove: true}}),
-			func(c *nri.Container) bool { return c.Linux.Rdt == nil }},
+		{
+			"annotation", &nri.ContainerAdjustment{Annotations: map[string]string{"-orig": ""}},
+			func(c *nri.Container) bool { return len(c.Annotations) == 0 },
+		},
+		{
+			"mount", &nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "-/orig"}}},
+			func(c *nri.Container) bool { return len(c.Mounts) == 0 },
+		},
+		{
+			"env", &nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-ORIG"}}},
+			func(c *nri.Container) bool { return cmp.Equal(c.Env, []string{"ODD", "PATH=/bin"}) },
+		},
+		{
+			"device", linux(&nri.LinuxContainerAdjustment{Devices: []*nri.LinuxDevice{{Path: "-/dev/orig"}}}),
+			func(c *nri.Container) bool { return len(c.Linux.Devices) == 0 },
+		},
+		{
+			"namespace", linux(&nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Type: "-ipc"}}}),
+			func(c *nri.Container) bool { return len(c.Linux.Namespaces) == 0 },
+		},
+		{
+			"sysctl", linux(&nri.LinuxContainerAdjustment{Sysctl: map[string]string{"-orig": ""}}),
+			func(c *nri.Container) bool { return len(c.Linux.Sysctl) == 0 },
+		},
+		{
+			"net device", linux(&nri.LinuxContainerAdjustment{NetDevices: map[string]*nri.LinuxNetDevice{"-orig0": {}}}),
+			func(c *nri.Container) bool { return len(c.Linux.NetDevices) == 0 },
+		},
+		{
+			"rdt", linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{Remove: true}}),
+			func(c *nri.Container) bool { return c.Linux.Rdt == nil },
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -222,36 +238,52 @@ func TestReplacingAnotherPluginsValue(t *testing.T) {
 		name                 string
 		first, replace, want *nri.ContainerAdjustment
 	}{
-		{"annotation",
+		{
+			"annotation",
 			&nri.ContainerAdjustment{Annotations: map[string]string{"k": "1"}},
 			&nri.ContainerAdjustment{Annotations: map[string]string{"-k": "", "k": "2"}},
-			&nri.ContainerAdjustment{Annotations: map[string]string{"k": "2"}}},
-		{"mount",
+			&nri.ContainerAdjustment{Annotations: map[string]string{"k": "2"}},
+		},
+		{
+			"mount",
 			&nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "/k", Source: "1"}}},
 			&nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "-/k"}, {Destination: "/k", Source: "2"}}},
-			&nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "/k", Source: "2"}}}},
-		{"env",
+			&nri.ContainerAdjustment{Mounts: []*nri.Mount{{Destination: "/k", Source: "2"}}},
+		},
+		{
+			"env",
 			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "K", Value: "1"}}},
 			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-K"}, {Key: "K", Value: "2"}}},
-			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "K", Value: "2"}}}},
-		{"removal only",
+			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "K", Value: "2"}}},
+		},
+		{
+			"removal only",
 			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "K", Value: "1"}}},
 			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-K"}}},
-			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-K"}}}},
-		{"args",
+			&nri.ContainerAdjustment{Env: []*nri.KeyValue{{Key: "-K"}}},
+		},
+		{
+			"args",
 			&nri.ContainerAdjustment{Args: []string{"1"}},
 			&nri.ContainerAdjustment{Args: []string{"", "2"}},
-			&nri.ContainerAdjustment{Args: []string{"2"}}},
-		{"rdt, all fields",
+			&nri.ContainerAdjustment{Args: []string{"2"}},
+		},
+		{
+			"rdt, all fields",
 			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("1")}}),
 			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{
-				Remove: true, ClosId: nri.String("2"), Schemata: nri.RepeatedString([]string{"L3"}), EnableMonitoring: nri.Bool(true)}}),
+				Remove: true, ClosId: nri.String("2"), Schemata: nri.RepeatedString([]string{"L3"}), EnableMonitoring: nri.Bool(true),
+			}}),
 			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{
-				ClosId: nri.String("2"), Schemata: nri.RepeatedString([]string{"L3"}), EnableMonitoring: nri.Bool(true)}})},
-		{"rdt, some fields",
+				ClosId: nri.String("2"), Schemata: nri.RepeatedString([]string{"L3"}), EnableMonitoring: nri.Bool(true),
+			}}),
+		},
+		{
+			"rdt, some fields",
 			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("1")}}),
 			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{Remove: true, EnableMonitoring: nri.Bool(true)}}),
-			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{Remove: true, EnableMonitoring: nri.Bool(true)}})},
+			linux(&nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{Remove: true, EnableMonitoring: nri.Bool(true)}}),
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -81,7 +81,8 @@ func TestMergeFollowsTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := map[string]string{"A": "a", "Z": "z"}
 		req := &nri.CreateContainerRequest{Container: &nri.Container{
-			Id: "c", Env: []string{"A=a", "Z=z"}, Annotations: maps.Clone(start)}}
+			Id: "c", Env: []string{"A=a", "Z=z"}, Annotations: maps.Clone(start),
+		}}
 		c := adjust.NewCreate(req)
 		m := &model{env: maps.Clone(start), owner: map[string]string{}}
 		collected := map[string]bool{}

@@ -46,7 +46,8 @@ func TestOthersMerge(t *testing.T) {
 			a:    []*nri.ContainerUpdate{update("c1", shares(1))},
 			b:    []*nri.ContainerUpdate{update("c1", pids(7))},
 			want: []*nri.ContainerUpdate{update("c1", &nri.LinuxResources{
-				Cpu: &nri.LinuxCPU{Shares: nri.UInt64(uint64(1))}, Pids: &nri.LinuxPids{Limit: 7}})},
+				Cpu: &nri.LinuxCPU{Shares: nri.UInt64(uint64(1))}, Pids: &nri.LinuxPids{Limit: 7},
+			})},
 		},
 		{
 			name:     "same field",
@@ -62,7 +63,8 @@ func TestOthersMerge(t *testing.T) {
 				update("c1", pids(9)),
 			},
 			want: []*nri.ContainerUpdate{update("c1", &nri.LinuxResources{
-				Cpu: &nri.LinuxCPU{Shares: nri.UInt64(uint64(1))}, Pids: &nri.LinuxPids{Limit: 9}})},
+				Cpu: &nri.LinuxCPU{Shares: nri.UInt64(uint64(1))}, Pids: &nri.LinuxPids{Limit: 9},
+			})},
 		},
 		{
 			name: "may fail only if all say so",
@@ -113,10 +115,12 @@ func TestUpdateResponse(t *testing.T) {
 		t.Errorf("untouched: %v, want no update", got)
 	}
 	first := &nri.UpdateContainerResponse{Update: []*nri.ContainerUpdate{
-		update("c0", &nri.LinuxResources{Cpu: &nri.LinuxCPU{Cpus: "1"}}), update("c1", shares(1))}}
+		update("c0", &nri.LinuxResources{Cpu: &nri.LinuxCPU{Cpus: "1"}}), update("c1", shares(1)),
+	}}
 	second := &nri.UpdateContainerResponse{
 		Update: []*nri.ContainerUpdate{update("c0", &nri.LinuxResources{
-			Pids: &nri.LinuxPids{Limit: 8}, HugepageLimits: []*nri.HugepageLimit{{PageSize: "1G", Limit: 2}}})},
+			Pids: &nri.LinuxPids{Limit: 8}, HugepageLimits: []*nri.HugepageLimit{{PageSize: "1G", Limit: 2}},
+		})},
 		Evict: []*nri.ContainerEviction{{ContainerId: "c9", Reason: "full"}, {ContainerId: "c9", Reason: "again"}},
 	}
 	if err := u.Apply("10-a", first); err != nil {

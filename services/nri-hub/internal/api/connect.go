@@ -10,9 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
-
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 // Connect keeps the gateway's standing stream: the hub's state goes out first and after

@@ -9,9 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
-
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 var _ hub.Gateway = (*gateway)(nil)

@@ -15,6 +15,7 @@ import (
 	nriversion "github.com/containerd/nri/pkg/version"
 	validator "github.com/containerd/nri/plugins/default-validator"
 
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
@@ -29,8 +30,6 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/plugin"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/sync"
-
-	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 )
 
 // minNRIVersion is announced if the build does not say which version it has.

@@ -19,15 +19,15 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/proto"
 
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
-
-	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 )
 
 func createRequest(g *fakeGateway, c *nri.Container) *nriv1.CreateContainerRequest {
 	return &nriv1.CreateContainerRequest{
-		Generation: g.generation.Load(), Request: &nri.CreateContainerRequest{Pod: pod("p1"), Container: c}}
+		Generation: g.generation.Load(), Request: &nri.CreateContainerRequest{Pod: pod("p1"), Container: c},
+	}
 }
 
 // rawPlugin is a plugin without the stub.
@@ -111,7 +111,8 @@ func TestPluginWithoutNewMethodsAndWithUnknownEvents(t *testing.T) {
 		}
 	}
 	if _, err := g.UpdatePodSandbox(t.Context(), &nriv1.UpdatePodSandboxRequest{
-		Generation: g.generation.Load(), Request: &nri.UpdatePodSandboxRequest{Pod: pod("p1")}}); err != nil {
+		Generation: g.generation.Load(), Request: &nri.UpdatePodSandboxRequest{Pod: pod("p1")},
+	}); err != nil {
 		t.Errorf("event without state change: %v", err)
 	}
 	status, err := g.GetStatus(t.Context(), &nriv1.GetStatusRequest{})
@@ -176,7 +177,8 @@ func TestUpdatesByPlugins(t *testing.T) {
 	})
 	stranger := h.raw(t, nil)
 	if _, err := stranger.runtime.UpdateContainers(t.Context(), &nri.UpdateContainersRequest{
-		Update: []*nri.ContainerUpdate{{ContainerId: "c1"}}}); err == nil || !strings.Contains(err.Error(), "not registered") {
+		Update: []*nri.ContainerUpdate{{ContainerId: "c1"}},
+	}); err == nil || !strings.Contains(err.Error(), "not registered") {
 		t.Errorf("update before registration: %v", err)
 	}
 	p := &recorder{}

@@ -17,10 +17,9 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/google/go-cmp/cmp"
 
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
-
-	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 )
 
 func TestRegisterConfigureSynchronizeDispatch(t *testing.T) {
@@ -115,13 +114,15 @@ func TestWrongGenerationIsUnavailable(t *testing.T) {
 	g := h.connect()
 	for _, generation := range []uint64{0, g.generation.Load() + 2} {
 		_, err := g.RunPodSandbox(t.Context(), &nriv1.RunPodSandboxRequest{
-			Generation: generation, Request: &nri.RunPodSandboxRequest{Pod: pod("p1")}})
+			Generation: generation, Request: &nri.RunPodSandboxRequest{Pod: pod("p1")},
+		})
 		if !errdefs.IsUnavailable(err) {
 			t.Errorf("generation %d: %v, want Unavailable", generation, err)
 		}
 	}
 	_, err := g.StartContainer(t.Context(), &nriv1.StartContainerRequest{
-		Generation: g.generation.Load(), Request: &nri.StartContainerRequest{Pod: pod("p1")}})
+		Generation: g.generation.Load(), Request: &nri.StartContainerRequest{Pod: pod("p1")},
+	})
 	if !errdefs.IsInvalidArgument(err) {
 		t.Errorf("without container: %v, want InvalidArgument", err)
 	}
@@ -418,7 +419,8 @@ func TestUpdateContainer(t *testing.T) {
 			Request: &nri.UpdateContainerRequest{
 				Pod: pod("p1"), Container: container("c1"),
 				LinuxResources: &nri.LinuxResources{Pids: &nri.LinuxPids{Limit: 5}},
-			}})
+			},
+		})
 		return resp.GetResponse().GetUpdate(), err
 	}
 	if up, err := update(); err != nil || len(up) != 0 {

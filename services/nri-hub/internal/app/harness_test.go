@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"go.uber.org/goleak"
 
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
@@ -24,8 +25,6 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/app"
 	hubconfig "github.com/crisp-cri/crisp/services/nri-hub/internal/config"
-
-	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 )
 
 // TestMain is also the body of a launched plugin: the hub starts this very program.
@@ -194,7 +193,8 @@ func (g *fakeGateway) serve(stream nriv1.HubService_ConnectClient, first chan st
 			}
 			g.mu.Unlock()
 			_ = stream.Send(&nriv1.ConnectRequest{Message: &nriv1.ConnectRequest_UpdateResult{
-				UpdateResult: &nriv1.UpdateResult{RequestId: m.UpdateRequest.GetRequestId(), Failed: failed}}})
+				UpdateResult: &nriv1.UpdateResult{RequestId: m.UpdateRequest.GetRequestId(), Failed: failed},
+			}})
 		}
 	}
 }
@@ -241,28 +241,32 @@ func container(id string) *nri.Container {
 
 func (g *fakeGateway) run(ctx context.Context, id string) error {
 	_, err := g.RunPodSandbox(ctx, &nriv1.RunPodSandboxRequest{
-		Generation: g.generation.Load(), Request: &nri.RunPodSandboxRequest{Pod: pod(id)}})
+		Generation: g.generation.Load(), Request: &nri.RunPodSandboxRequest{Pod: pod(id)},
+	})
 	return err
 }
 
 func (g *fakeGateway) create(ctx context.Context, id string) (*nri.CreateContainerResponse, error) {
 	resp, err := g.CreateContainer(ctx, &nriv1.CreateContainerRequest{
 		Generation: g.generation.Load(),
-		Request:    &nri.CreateContainerRequest{Pod: pod("p1"), Container: container(id)}})
+		Request:    &nri.CreateContainerRequest{Pod: pod("p1"), Container: container(id)},
+	})
 	return resp.GetResponse(), err
 }
 
 func (g *fakeGateway) stopContainer(ctx context.Context, id string) (*nri.StopContainerResponse, error) {
 	resp, err := g.StopContainer(ctx, &nriv1.StopContainerRequest{
 		Generation: g.generation.Load(),
-		Request:    &nri.StopContainerRequest{Pod: pod("p1"), Container: container(id)}})
+		Request:    &nri.StopContainerRequest{Pod: pod("p1"), Container: container(id)},
+	})
 	return resp.GetResponse(), err
 }
 
 func (g *fakeGateway) removeContainer(ctx context.Context, id string) error {
 	_, err := g.RemoveContainer(ctx, &nriv1.RemoveContainerRequest{
 		Generation: g.generation.Load(),
-		Request:    &nri.RemoveContainerRequest{Pod: pod("p1"), Container: container(id)}})
+		Request:    &nri.RemoveContainerRequest{Pod: pod("p1"), Container: container(id)},
+	})
 	return err
 }
 

@@ -41,7 +41,7 @@ func (h *Hub) validate(ctx context.Context, req *nri.ValidateContainerAdjustment
 		if ctx.Err() != nil {
 			return fmt.Errorf("validate the adjustment of container %q: %w", req.GetContainer().GetId(), err)
 		}
-		return fmt.Errorf("adjustment of container %q refused by %s: %v: %w",
+		return fmt.Errorf("adjustment of container %q refused by %s: %w: %w",
 			req.GetContainer().GetId(), who, err, errdefs.ErrFailedPrecondition)
 	}
 	if h.Validator != nil {

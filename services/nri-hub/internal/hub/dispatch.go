@@ -169,8 +169,7 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 
 // failed decides what a plugin's failure means for the request.
 func (h *Hub) failed(ctx context.Context, r *request, m *member, err error) error {
-	var perr *PluginError
-	if !errors.As(err, &perr) {
+	if _, ok := errors.AsType[*PluginError](err); !ok {
 		return err
 	}
 	unanswered := errors.Is(err, ErrLost) || errors.Is(err, errTimeout)

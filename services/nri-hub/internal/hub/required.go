@@ -47,7 +47,7 @@ func (h *Hub) missed(r *request, m *member, cause error) error {
 	if !guarded(r.event) || !slices.ContainsFunc(h.cfg.Required, m.info.ID.Matches) {
 		return nil
 	}
-	return fmt.Errorf("%w: %v", absent(m.info.ID.String()), cause)
+	return fmt.Errorf("%w: %w", absent(m.info.ID.String()), cause)
 }
 
 func absent(name string) error {

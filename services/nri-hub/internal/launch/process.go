@@ -83,7 +83,7 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 	if err != nil {
 		return errors.Join(err, l.terminate(ctx, cmd.Process, exited))
 	}
-	p := Plugin{Index: f.index, Name: f.name, PID: int32(cmd.Process.Pid), Config: config} //nolint:gosec // a pid fits
+	p := Plugin{Index: f.index, Name: f.name, PID: int32(cmd.Process.Pid), Config: config}
 	wg.Go(func() { served <- l.server.ServeLaunched(sctx, conn, p) })
 	select {
 	case err = <-exited:

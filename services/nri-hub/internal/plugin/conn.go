@@ -150,7 +150,7 @@ func (p *conn) sort(ctx context.Context, err error) error {
 	}
 	st, answered := status.FromError(err)
 	if !answered {
-		return fmt.Errorf("%w: %v", hub.ErrLost, err)
+		return fmt.Errorf("%w: %w", hub.ErrLost, err)
 	}
 	// The plugin's own timer, which we have set, can be a little faster than ours.
 	if deadline, ok := ctx.Deadline(); ok && st.Code() == grpccodes.DeadlineExceeded && time.Until(deadline) < deadlineSkew {

@@ -103,7 +103,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 			err = errors.Join(err, a.Close())
 		}
 	}()
-	err = os.MkdirAll(cfg.State, 0o711) //nolint:gosec // others pass through to their sockets
+	err = os.MkdirAll(cfg.State, 0o711)
 	if err != nil {
 		return nil, err
 	}

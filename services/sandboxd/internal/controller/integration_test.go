@@ -253,7 +253,7 @@ func (n *node) content(id, stream string) string {
 		n.t.Fatal(err)
 	}
 	var out strings.Builder
-	for _, line := range strings.Split(strings.TrimSuffix(string(data), "\n"), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSuffix(string(data), "\n"), "\n") {
 		if line == "" {
 			continue
 		}

@@ -180,7 +180,7 @@ func (p *Podsandbox) Status(ctx context.Context, id string, verbose bool) (engin
 	if err != nil || st.Status == statusStopped {
 		out.Alive = false
 		out.ExitedAt = st.Exit.At
-		return out, nil //nolint:nilerr // an init that is not known is not alive
+		return out, nil
 	}
 	out.Pid = st.Pid
 	return out, nil

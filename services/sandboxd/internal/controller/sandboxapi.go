@@ -153,7 +153,7 @@ func (s *Shim) Status(ctx context.Context, id string, verbose bool) (engine.Cont
 	req := &sandboxapi.SandboxStatusRequest{SandboxID: id, Verbose: verbose}
 	if err := s.call(ctx, id, "SandboxStatus", req, &resp); err != nil {
 		out.Alive = false
-		return out, nil //nolint:nilerr // that the shim does not know it is an answer
+		return out, nil
 	}
 	out.Pid = resp.GetPid()
 	if at := timeOf(resp.GetExitedAt()); !at.IsZero() && at.Unix() > 0 {

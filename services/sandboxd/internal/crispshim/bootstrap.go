@@ -82,7 +82,7 @@ func parseParams(data []byte) (bootParams, error) {
 		case paramNamespace:
 			p.namespace = string(value)
 		case paramLogLevel:
-			p.debug = int32(number) <= levelDebug //nolint:gosec // an enum is encoded so
+			p.debug = int32(number) <= levelDebug
 		case paramGRPCAddress:
 			p.address = string(value)
 		case paramSocketDir:

@@ -52,7 +52,7 @@ func remove(ctx context.Context, i invocation, stdout io.Writer) error {
 		return fmt.Errorf("container %q: %w", i.id, err)
 	}
 	data, err := proto.Marshal(&taskapi.DeleteResponse{
-		Pid: uint32(e.Pid), ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At), //nolint:gosec // positive
+		Pid: uint32(e.Pid), ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At),
 	})
 	if err != nil {
 		return err

@@ -96,14 +96,14 @@ func startEvents(ctx context.Context, c *recordv1.Container) ([]*recordv1.Event,
 func exitEvent(ctx context.Context, c *recordv1.Container) (*recordv1.Event, error) {
 	return event(ctx, TopicTaskExit, messageID("exit", c.GetId(), c.GetPid()), true, &events.TaskExit{
 		ContainerID: c.GetId(), ID: c.GetId(), Pid: c.GetPid(),
-		ExitStatus: uint32(c.GetExitCode()), ExitedAt: c.GetFinishedAt(), //nolint:gosec // exit codes are 0 to 255
+		ExitStatus: uint32(c.GetExitCode()), ExitedAt: c.GetFinishedAt(),
 	})
 }
 
 func deleteEvent(ctx context.Context, c *recordv1.Container) (*recordv1.Event, error) {
 	return event(ctx, TopicTaskDelete, messageID("delete", c.GetId(), c.GetPid()), true, &events.TaskDelete{
 		ContainerID: c.GetId(), ID: c.GetId(), Pid: c.GetPid(),
-		ExitStatus: uint32(c.GetExitCode()), ExitedAt: c.GetFinishedAt(), //nolint:gosec // exit codes are 0 to 255
+		ExitStatus: uint32(c.GetExitCode()), ExitedAt: c.GetFinishedAt(),
 	})
 }
 

@@ -171,7 +171,7 @@ func (e *Engine) finish(ctx context.Context, io ExecIO, w waited) (int32, error)
 	if err != nil {
 		e.log.DebugContext(ctx, "output of an exec is still open after its end", slog.Any("error", err))
 	}
-	return int32(w.exit.Code), nil //nolint:gosec // exit codes are 0 to 255
+	return int32(w.exit.Code), nil
 }
 
 // killExec kills a started exec and waits for its end.

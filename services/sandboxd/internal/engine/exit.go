@@ -100,7 +100,7 @@ func setExit(r *recordv1.Container, exit pod.Exit, oom bool) {
 	}
 	r.State = containerExited
 	r.FinishedAt = notBefore(notBefore(timestamppb.New(at), r.GetCreatedAt()), r.GetStartedAt())
-	r.ExitCode = int32(exit.Code) //nolint:gosec // exit codes are 0 to 255
+	r.ExitCode = int32(exit.Code)
 	switch {
 	case oom && exit.Code == 137:
 		r.Reason = pod.ReasonOOMKilled

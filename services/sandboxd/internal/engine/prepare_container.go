@@ -300,7 +300,7 @@ func (e *Engine) AbortContainer(ctx context.Context, id string) error {
 		return fmt.Errorf("container %q is committed: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	if _, err := e.container(id); err != nil {
-		return nil //nolint:nilerr // undone by a call that had its turn before
+		return nil
 	}
 	err = e.destroyContainer(ctx, c)
 	if err != nil {

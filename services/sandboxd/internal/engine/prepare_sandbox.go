@@ -253,7 +253,7 @@ func (e *Engine) AbortSandbox(ctx context.Context, id string) error {
 		return fmt.Errorf("sandbox %q is committed: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	if _, err := e.sandbox(id); err != nil {
-		return nil //nolint:nilerr // undone by a call that had its turn before
+		return nil
 	}
 	err = e.destroySandbox(ctx, s)
 	if err != nil {

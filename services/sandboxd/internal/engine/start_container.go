@@ -75,7 +75,7 @@ func (e *Engine) run(ctx context.Context, c *container) (uint32, error) {
 	}
 	if rec.GetLogPath() != "" {
 		// kubelet makes this folder; other callers of CRI expect that the runtime does.
-		err = os.MkdirAll(filepath.Dir(rec.GetLogPath()), 0o755) //nolint:gosec // log readers are not root
+		err = os.MkdirAll(filepath.Dir(rec.GetLogPath()), 0o755)
 		if err != nil {
 			return 0, fmt.Errorf("log folder: %w", err)
 		}

@@ -66,7 +66,7 @@ func (m *machine) lookAtProcesses(proc string) error {
 // hasTerminal says whether a process has a controlling terminal, as the shell of somebody
 // who looks into a bundle has and a shim has not.
 func hasTerminal(proc string, pid int) bool {
-	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat")) //nolint:gosec // below /proc
+	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return false
 	}
@@ -199,7 +199,7 @@ func (m *machine) lookAtAddresses(confDir string) error {
 				return err
 			}
 			for _, name := range held {
-				text, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // found in the configured folder
+				text, err := os.ReadFile(filepath.Join(dir, name))
 				id, _, _ := strings.Cut(string(text), "\n")
 				if id = strings.TrimSpace(id); err == nil && rules.IsID(id) {
 					m.Addresses[filepath.Join(dir, name)] = id
@@ -225,7 +225,7 @@ func addressFolders(file string) []string {
 		Name    string   `json:"name"`
 		Plugins []plugin `json:"plugins"`
 	}
-	text, err := os.ReadFile(file) //nolint:gosec // found in the configured folder
+	text, err := os.ReadFile(file)
 	if err != nil || json.Unmarshal(text, &network) != nil {
 		return nil
 	}

@@ -49,7 +49,7 @@ func setns(path string) error {
 	if err != nil {
 		return fmt.Errorf("open namespace %s: %w", path, err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // opened for reading only
+	defer unix.Close(fd)
 	if err := unix.Setns(fd, 0); err != nil {
 		return fmt.Errorf("enter namespace %s: %w", path, err)
 	}

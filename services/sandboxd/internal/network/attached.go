@@ -86,7 +86,7 @@ func (c *CNI) attachedTo(sandboxID string, raw []byte) ([]network, error) {
 		if err != nil {
 			return nil, err
 		}
-		raw, err = os.ReadFile(path) //nolint:gosec // below the own folder
+		raw, err = os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			networks, err := c.current()
 			if err != nil {

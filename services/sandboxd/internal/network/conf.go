@@ -51,7 +51,7 @@ func load(dir string, limit int) ([]network, error) {
 // plugins that come from files of their own are written out in it.
 func readList(file string) (*libcni.NetworkConfigList, error) {
 	if !strings.HasSuffix(file, ".conflist") {
-		raw, err := os.ReadFile(file) //nolint:gosec // found in the configured folder
+		raw, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
@@ -165,14 +165,14 @@ func (c *CNI) foreignConfiguration() (bool, error) {
 }
 
 func writeChanged(path string, content []byte) error {
-	have, err := os.ReadFile(path) //nolint:gosec // below the configured folder
+	have, err := os.ReadFile(path)
 	if err == nil && bytes.Equal(have, content) {
 		return nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as packages make it
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	f, err := atomicfile.New(path, 0o644)

@@ -234,7 +234,7 @@ func (d *draft) makeFolder(folder string) error {
 		missing = append(missing, p)
 	}
 	d.result.CreatedPaths = append(missing, d.result.CreatedPaths...)
-	return os.MkdirAll(folder, 0o755) //nolint:gosec // containers of any user look into it
+	return os.MkdirAll(folder, 0o755)
 }
 
 // propagation returns the mount option, after a check that the source can propagate, and

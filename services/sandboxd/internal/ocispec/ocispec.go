@@ -192,7 +192,7 @@ func base(path string) (*specs.Spec, error) {
 			Linux:   &specs.Linux{},
 		}, nil
 	}
-	raw, err := os.ReadFile(path) //nolint:gosec // named by the configuration
+	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("base specification %s: %w", path, errdefs.ErrNotFound)
 	}

@@ -115,11 +115,11 @@ func readSeccomp(file string) (*specs.LinuxSeccomp, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("profile %q is not a file: %w", file, errdefs.ErrInvalidArgument)
 	}
-	f, err := os.Open(file) //nolint:gosec // kubelet names profiles by path
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // opened for reading only
+	defer f.Close()
 	out := new(specs.LinuxSeccomp)
 	if err := json.NewDecoder(io.LimitReader(f, maxProfile)).Decode(out); err != nil {
 		return nil, fmt.Errorf("profile %q: %w: %w", file, err, errdefs.ErrInvalidArgument)

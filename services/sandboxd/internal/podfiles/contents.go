@@ -52,14 +52,14 @@ func (f *Files) contents(cfg *criv1.PodSandboxConfig) (contents, error) {
 
 // hostFile reads a file of the node; a missing one is empty.
 func (f *Files) hostFile(name string) (string, error) {
-	file, err := os.Open(filepath.Join(f.cfg.HostEtc, name)) //nolint:gosec // one of two names
+	file, err := os.Open(filepath.Join(f.cfg.HostEtc, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	defer file.Close() //nolint:errcheck // opened for reading only
+	defer file.Close()
 	raw, err := io.ReadAll(io.LimitReader(file, maxHostFile))
 	return string(raw), err
 }

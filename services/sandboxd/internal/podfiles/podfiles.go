@@ -189,10 +189,10 @@ func checkID(id string) error {
 
 // makeDir makes a folder that everybody may read, whatever the umask.
 func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // users in containers reach the files through it
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return os.Chmod(dir, 0o755) //nolint:gosec // as above
+	return os.Chmod(dir, 0o755)
 }
 
 // write puts a file in place that everybody may read, whatever the umask.
@@ -207,7 +207,7 @@ func write(path, content string) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	return os.Chmod(path, 0o644) //nolint:gosec // for every user of the pod
+	return os.Chmod(path, 0o644)
 }
 
 func namespaceOptions(cfg *criv1.PodSandboxConfig) *criv1.NamespaceOption {

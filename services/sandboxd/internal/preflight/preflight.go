@@ -40,7 +40,7 @@ func (Programs) Check(containerID string, pid uint32, process *specs.Process) er
 	}
 	root, err := openRoot(fmt.Sprintf("/proc/%d/root", pid))
 	if err != nil {
-		return nil //nolint:nilerr // nothing can be said about it
+		return nil
 	}
 	defer func() { _ = root.Close() }()
 	path, file := find(root, process)
@@ -122,7 +122,7 @@ func runnable(root, file *os.File, foreign bool) error {
 	head := make([]byte, headSize)
 	n, err := file.ReadAt(head, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil //nolint:nilerr // the kernel may have more luck
+		return nil
 	}
 	head = head[:n]
 	switch {
@@ -198,7 +198,7 @@ func elf(root, file *os.File, head []byte, foreign bool) error {
 	}
 	for i := range count {
 		header := make([]byte, programLength)
-		if _, err := file.ReadAt(header, int64(at)+int64(i)*programLength); err != nil { //nolint:gosec // a wrong one is not read
+		if _, err := file.ReadAt(header, int64(at)+int64(i)*programLength); err != nil {
 			return nil //nolint:nilerr // the kernel judges it
 		}
 		if binary.LittleEndian.Uint32(header[programType:]) != typeInterpreter {
@@ -209,7 +209,7 @@ func elf(root, file *os.File, head []byte, foreign bool) error {
 			return nil
 		}
 		path := make([]byte, length)
-		if _, err := file.ReadAt(path, int64(binary.LittleEndian.Uint64(header[programOffset:]))); err != nil { //nolint:gosec // as above
+		if _, err := file.ReadAt(path, int64(binary.LittleEndian.Uint64(header[programOffset:]))); err != nil {
 			return nil //nolint:nilerr // the kernel judges it
 		}
 		return interpreter(root, "loader", string(bytes.TrimRight(path, "\x00")))

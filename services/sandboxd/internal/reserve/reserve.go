@@ -73,7 +73,7 @@ func (r *Reserve) Look(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	free := st.Bavail * uint64(st.Bsize) //nolint:gosec // a block size is positive
+	free := st.Bavail * uint64(st.Bsize)
 	switch {
 	case free < low || st.Files > 0 && st.Ffree == 0:
 		r.Release(ctx)
@@ -106,7 +106,7 @@ func (r *Reserve) keep(ctx context.Context) {
 	}
 	file, err := os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err == nil {
-		err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, size), file.Close()) //nolint:gosec // a descriptor
+		err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, size), file.Close())
 	}
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		r.log.WarnContext(ctx, "reserve of the disk is not made", slog.Any("error", err))

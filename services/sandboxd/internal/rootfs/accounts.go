@@ -67,7 +67,7 @@ func readInRoot(root, path string) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("/%s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
 	}
-	defer unix.Close(fd) //nolint:errcheck // a path only
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("/%s: %w", path, err)
@@ -82,7 +82,7 @@ func readInRoot(root, path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("/%s: %w", path, err)
 	}
-	defer f.Close() //nolint:errcheck // opened for reading
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxAccountFile))
 	if err != nil {
 		return nil, fmt.Errorf("/%s: %w", path, err)

@@ -49,7 +49,7 @@ func (r *Rootfs) FillVolumes(ctx context.Context, key, snapshotter string, folde
 
 func makeEmpty(folders map[string]string) error {
 	for _, target := range folders {
-		if err := os.MkdirAll(target, 0o755); err != nil { //nolint:gosec // users of containers look into it
+		if err := os.MkdirAll(target, 0o755); err != nil {
 			return err
 		}
 	}
@@ -76,7 +76,7 @@ func fill(ctx context.Context, root, path, target string) error {
 	case err != nil:
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	defer unix.Close(fd) //nolint:errcheck // a path only
+	defer unix.Close(fd)
 	tmp := filepath.Join(filepath.Dir(target), ".new-"+filepath.Base(target))
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -99,7 +99,7 @@ func openInRoot(root, path string, flags uint64) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("root %s: %w", root, err)
 	}
-	defer unix.Close(dir) //nolint:errcheck // a path only
+	defer unix.Close(dir)
 	return unix.Openat2(dir, path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | flags,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,

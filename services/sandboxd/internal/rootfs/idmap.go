@@ -68,13 +68,13 @@ func (r *Rootfs) MapsIDs() bool {
 	if err != nil {
 		return false
 	}
-	defer ns.Close() //nolint:errcheck // opened for reading
+	defer ns.Close()
 	name := r.st.DefaultSnapshotter()
 	tree, err := unix.OpenTree(unix.AT_FDCWD, r.st.Mountpoint(name), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return false
 	}
-	defer unix.Close(tree) //nolint:errcheck // a mount that is nowhere
+	defer unix.Close(tree)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}
 	if unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr) != nil {
 		return false

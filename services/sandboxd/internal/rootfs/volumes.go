@@ -241,7 +241,7 @@ func inside(root, subPath string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer unix.Close(dir) //nolint:errcheck // a path only
+	defer unix.Close(dir)
 	fd, err := unix.Openat2(dir, subPath, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
@@ -254,7 +254,7 @@ func inside(root, subPath string) (string, error) {
 	case err != nil:
 		return "", bad("cannot be resolved in the image (" + err.Error() + ")")
 	}
-	defer unix.Close(fd) //nolint:errcheck // a path only
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return "", err

@@ -78,8 +78,8 @@ func genericOptions(in map[string]any) (*runtimeoptions.Options, error) {
 	if len(rest) == 0 {
 		return o, nil
 	}
-	if o.ConfigBody != nil || o.ConfigPath != "" {
-		return nil, fmt.Errorf("has keys beside ConfigPath or ConfigBody")
+	if o.ConfigBody != nil || o.GetConfigPath() != "" {
+		return nil, errors.New("has keys beside ConfigPath or ConfigBody")
 	}
 	body, err := toml.Marshal(rest)
 	if err != nil {

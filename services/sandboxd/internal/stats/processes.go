@@ -57,7 +57,7 @@ func (r *Reader) pids(group string) []string {
 
 // openFilesLimit reads the soft limit of open files from a process's limits.
 func openFilesLimit(file string) uint64 {
-	text, err := os.ReadFile(file) //nolint:gosec // a file of the kernel
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0
 	}

@@ -74,7 +74,7 @@ type Ask struct {
 func WriteFrame(w io.Writer, kind Kind, payload []byte) error {
 	frame := make([]byte, headerSize, headerSize+len(payload))
 	frame[0] = byte(kind)
-	binary.BigEndian.PutUint32(frame[1:], uint32(len(payload))) //nolint:gosec // at most MaxPayload
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(payload)))
 	_, err := w.Write(append(frame, payload...))
 	return err
 }

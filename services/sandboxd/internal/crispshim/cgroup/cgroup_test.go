@@ -52,8 +52,11 @@ func TestLocate(t *testing.T) {
 			false,
 		},
 		{
-			"version 2", map[string]string{"": "/k/c"}, map[string]string{"": "/shim"},
-			map[string]string{"": "/sys/fs/cgroup/unified/k/c"}, true,
+			"version 2",
+			map[string]string{"": "/k/c"},
+			map[string]string{"": "/shim"},
+			map[string]string{"": "/sys/fs/cgroup/unified/k/c"},
+			true,
 		},
 		{"the shim's own", map[string]string{"": "/shim"}, map[string]string{"": "/shim"}, map[string]string{}, false},
 	} {

@@ -15,7 +15,7 @@ func (g Group) metricsV1() *statsv1.Metrics {
 	m := &statsv1.Metrics{}
 	if dir, ok := g.dirs["pids"]; ok {
 		m.Pids = &statsv1.PidsStat{Current: number(dir, "pids.current"), Limit: number(dir, "pids.max")}
-		if m.Pids.Limit == parse("max") {
+		if m.GetPids().GetLimit() == parse("max") {
 			m.Pids.Limit = 0 // in this version 0 stands for no limit
 		}
 	}

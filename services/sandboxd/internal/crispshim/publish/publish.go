@@ -193,7 +193,7 @@ func (p *Publisher) send(ctx context.Context, c *conn, e *types.Envelope) bool {
 		}
 		if !errors.Is(err, errAway) {
 			if refused++; refused >= refusals {
-				p.log.Warn("event refused", slog.String("topic", e.GetTopic()), slog.String("error", err.Error()))
+				p.log.WarnContext(ctx, "event refused", slog.String("topic", e.GetTopic()), slog.String("error", err.Error()))
 				return true
 			}
 		}

@@ -209,7 +209,7 @@ func (s *Services) WaitSandbox(ctx context.Context, r *sandboxapi.WaitSandboxReq
 			return nil, context.Cause(ctx)
 		}
 	}
-	return &sandboxapi.WaitSandboxResponse{ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At)}, nil //nolint:gosec // positive
+	return &sandboxapi.WaitSandboxResponse{ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At)}, nil
 }
 
 // SandboxStatus tells the state of the sandbox.
@@ -225,7 +225,7 @@ func (s *Services) SandboxStatus(_ context.Context, r *sandboxapi.SandboxStatusR
 	b.mu.Unlock()
 	if p != nil {
 		state, e := p.State()
-		resp.Pid = uint32(p.Pid()) //nolint:gosec // positive
+		resp.Pid = uint32(p.Pid())
 		if state == task.Stopped {
 			stopped, exit = true, e
 		}

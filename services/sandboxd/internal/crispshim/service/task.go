@@ -95,7 +95,7 @@ func pidOf(c *task.Container, execID string) uint32 {
 	if err != nil {
 		return 0
 	}
-	return uint32(p.Pid()) //nolint:gosec // process ids are positive
+	return uint32(p.Pid())
 }
 
 // Start starts a process.
@@ -108,7 +108,7 @@ func (s *Services) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi
 	if err != nil {
 		return nil, err
 	}
-	return &taskapi.StartResponse{Pid: uint32(pid)}, nil //nolint:gosec // process ids are positive
+	return &taskapi.StartResponse{Pid: uint32(pid)}, nil
 }
 
 // Delete removes an ended process.
@@ -130,7 +130,7 @@ func (s *Services) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taska
 		return nil, err
 	}
 	_, e := p.State()
-	resp := &taskapi.DeleteResponse{Pid: uint32(e.Pid), ExitStatus: uint32(e.Status)} //nolint:gosec // both are positive
+	resp := &taskapi.DeleteResponse{Pid: uint32(e.Pid), ExitStatus: uint32(e.Status)}
 	if !e.At.IsZero() {
 		resp.ExitedAt = timestamppb.New(e.At)
 	}
@@ -167,11 +167,11 @@ func (s *Services) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.S
 	state, e := p.State()
 	names := p.Names()
 	resp := &taskapi.StateResponse{
-		ID: r.GetID(), ExecID: r.GetExecID(), Bundle: c.Bundle(), Pid: uint32(p.Pid()), Status: status(state), //nolint:gosec // positive
+		ID: r.GetID(), ExecID: r.GetExecID(), Bundle: c.Bundle(), Pid: uint32(p.Pid()), Status: status(state),
 		Stdin: names.Stdin, Stdout: names.Stdout, Stderr: names.Stderr, Terminal: names.Terminal,
 	}
 	if state == task.Stopped {
-		resp.ExitStatus, resp.ExitedAt = uint32(e.Status), timestamppb.New(e.At) //nolint:gosec // positive
+		resp.ExitStatus, resp.ExitedAt = uint32(e.Status), timestamppb.New(e.At)
 	}
 	return resp, nil
 }
@@ -207,7 +207,7 @@ func (s *Services) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.Pid
 	}
 	resp := &taskapi.PidsResponse{}
 	for _, pid := range pids {
-		info := &taskv1.ProcessInfo{Pid: uint32(pid)} //nolint:gosec // process ids are positive
+		info := &taskv1.ProcessInfo{Pid: uint32(pid)}
 		if execID, ok := execs[pid]; ok {
 			details := &options.ProcessDetails{ExecID: execID}
 			data, err := proto.Marshal(details)
@@ -307,7 +307,7 @@ func (s *Services) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.W
 	if err != nil {
 		return nil, err
 	}
-	return &taskapi.WaitResponse{ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At)}, nil //nolint:gosec // positive
+	return &taskapi.WaitResponse{ExitStatus: uint32(e.Status), ExitedAt: timestamppb.New(e.At)}, nil
 }
 
 // Stats reads the metrics of a container.
@@ -325,7 +325,7 @@ func (s *Services) Stats(_ context.Context, r *taskapi.StatsRequest) (*taskapi.S
 
 // Connect tells the process ids of the shim and of a container, if there is one of the id.
 func (s *Services) Connect(_ context.Context, r *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
-	resp := &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid()), Version: version} //nolint:gosec // positive
+	resp := &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid()), Version: version}
 	if c, err := s.get(r.GetID()); err == nil {
 		resp.TaskPid = pidOf(c, "")
 	}

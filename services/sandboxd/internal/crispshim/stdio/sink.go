@@ -138,10 +138,10 @@ func openPlain(n name) (*os.File, error) {
 		}
 		return f, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(n.path), 0o755); err != nil { //nolint:gosec // as other shims do
+	if err := os.MkdirAll(filepath.Dir(n.path), 0o755); err != nil {
 		return nil, fmt.Errorf("output: %w", err)
 	}
-	f, err := os.OpenFile(n.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644) //nolint:gosec // as other shims do
+	f, err := os.OpenFile(n.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("output: %w", err)
 	}

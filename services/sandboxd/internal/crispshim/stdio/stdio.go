@@ -188,7 +188,7 @@ func (s *Streams) Run(c console.Console) error {
 	s.mu.Lock()
 	s.running = true
 	s.mu.Unlock()
-	s.copying.Store(int32(len(s.ours))) //nolint:gosec // two at most
+	s.copying.Store(int32(len(s.ours)))
 	if len(s.ours) == 0 {
 		close(s.drained)
 	}

@@ -158,7 +158,7 @@ func (c *Container) create(ctx context.Context) error {
 	group, err := cgroup.Of(pid)
 	if err != nil {
 		// It may have ended already.
-		c.host.Log.Warn("control group of a container is not known", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
+		c.host.Log.WarnContext(ctx, "control group of a container is not known", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 	}
 	c.mu.Lock()
 	c.group = group
@@ -202,7 +202,7 @@ func (c *Container) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
 	if err := c.runc.Delete(ctx, c.spec.ID, &runc.DeleteOpts{Force: true}); err != nil {
-		c.host.Log.Debug("rest of a failed creation", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
+		c.host.Log.DebugContext(ctx, "rest of a failed creation", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 	}
 	c.unwatchOOM()
 	return errors.Join(c.init.disconnect(), c.unmount())

@@ -199,7 +199,7 @@ func (l gzipped) DiffID() (v1.Hash, error) {
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	defer r.Close() //nolint:errcheck // opened for reading
+	defer r.Close()
 	h, _, err := v1.SHA256(r)
 	return h, err
 }

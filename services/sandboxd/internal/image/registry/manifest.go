@@ -46,7 +46,7 @@ func (s *Session) Document(ctx context.Context, desc ocispec.Descriptor) (Docume
 	if err != nil {
 		return Document{}, Failed(ctx, err)
 	}
-	defer r.Close() //nolint:errcheck // read to its end or given up
+	defer r.Close()
 	data, err := io.ReadAll(io.LimitReader(r, desc.Size+1))
 	if err != nil {
 		return Document{}, Failed(ctx, fmt.Errorf("manifest %s: %w", desc.Digest, err))

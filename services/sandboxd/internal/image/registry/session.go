@@ -113,7 +113,7 @@ func hostDir(dirs []string) func(string) (string, error) {
 }
 
 func checkHosts(path string) error {
-	data, err := os.ReadFile(path) //nolint:gosec // below a configured folder
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -62,12 +62,12 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	defer ra.Close() //nolint:errcheck // opened for reading
+	defer ra.Close()
 	tar, err := uncompressed(ctx, desc.MediaType, content.NewReader(ra), config)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	defer tar.Close() //nolint:errcheck // its end was seen
+	defer tar.Close()
 	hash := digest.Canonical.Digester()
 	counted := &counter{r: io.TeeReader(tar, hash.Hash())}
 	if err := extract(ctx, mounts, counted); err != nil {

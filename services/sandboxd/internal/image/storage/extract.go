@@ -168,7 +168,7 @@ func (l *layer) reveal(path string) error {
 			return err
 		}
 	}
-	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the entry sets its mode
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return l.makeOpaque(path)
@@ -215,14 +215,14 @@ func lookIn(dir, path string) (st unix.Stat_t, err error) {
 	if err != nil {
 		return st, err
 	}
-	defer unix.Close(root) //nolint:errcheck // a path only
+	defer unix.Close(root)
 	fd, err := unix.Openat2(root, path, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
 		return st, err
 	}
-	defer unix.Close(fd) //nolint:errcheck // a path only
+	defer unix.Close(fd)
 	return st, unix.Fstat(fd, &st)
 }
 

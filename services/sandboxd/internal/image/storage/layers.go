@@ -75,7 +75,7 @@ func (s *Storage) Restore(ctx context.Context, snapshotter string, layers []Laye
 	if upper == "" {
 		return fmt.Errorf("layer %s in %s cannot be restored: %w", layers[i].ChainID, name, errdefs.ErrNotImplemented)
 	}
-	if err := os.MkdirAll(upper, 0o755); err != nil { //nolint:gosec // the root folder of a container
+	if err := os.MkdirAll(upper, 0o755); err != nil {
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
 	if err := copyOwner(upper, lower); err != nil {
@@ -193,7 +193,7 @@ func (s *Storage) BlobIntact(ctx context.Context, desc ocispec.Descriptor) bool 
 	if err != nil {
 		return false
 	}
-	defer ra.Close() //nolint:errcheck // opened for reading
+	defer ra.Close()
 	got, err := desc.Digest.Algorithm().FromReader(content.NewReader(ra))
 	return err == nil && got == desc.Digest
 }

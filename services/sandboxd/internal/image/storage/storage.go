@@ -327,7 +327,7 @@ func (s *Storage) Sync(name string) error {
 	if err != nil {
 		return fmt.Errorf("sync of snapshotter %s: %w", name, err)
 	}
-	defer dir.Close() //nolint:errcheck // opened for reading
+	defer dir.Close()
 	if err := unix.Syncfs(int(dir.Fd())); err != nil {
 		return fmt.Errorf("sync of snapshotter %s: %w", name, err)
 	}

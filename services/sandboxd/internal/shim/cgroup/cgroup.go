@@ -72,7 +72,7 @@ func within(path string, m *mountinfo.Info, own map[string]string) string {
 	if m.FSType == "cgroup2" {
 		return filepath.Join(own[""], path)
 	}
-	for _, opt := range strings.Split(m.VFSOptions, ",") {
+	for opt := range strings.SplitSeq(m.VFSOptions, ",") {
 		if base, ok := own[opt]; ok {
 			return filepath.Join(base, path)
 		}
@@ -93,7 +93,7 @@ func ownGroups(file string) (map[string]string, error) {
 		if len(parts) != 3 {
 			continue
 		}
-		for _, c := range strings.Split(parts[1], ",") {
+		for c := range strings.SplitSeq(parts[1], ",") {
 			own[c] = parts[2]
 		}
 	}
@@ -143,7 +143,7 @@ func expandSlice(slice string) (string, error) {
 		return path, nil
 	}
 	prefix := ""
-	for _, part := range strings.Split(name, "-") {
+	for part := range strings.SplitSeq(name, "-") {
 		if part == "" {
 			return "", fmt.Errorf("cgroup slice %q: %w", slice, errdefs.ErrInvalidArgument)
 		}
@@ -188,7 +188,7 @@ func readPids(file string, into map[int]struct{}) error {
 	if err != nil {
 		return err
 	}
-	for _, field := range strings.Fields(string(data)) {
+	for field := range strings.FieldsSeq(string(data)) {
 		// 0 stands for a process of another process namespace, which has no number here.
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			into[pid] = struct{}{}

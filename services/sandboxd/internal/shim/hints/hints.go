@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,7 +52,7 @@ type hint struct {
 // New returns a server that hands events to handle. The options are those of the ttrpc
 // server, such as interceptors.
 func New(log *slog.Logger, handle Handler, opts ...ttrpc.ServerOpt) (*Server, error) {
-	opts = append(opts[:len(opts):len(opts)], ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
+	opts = append(slices.Clip(opts), ttrpc.WithServerHandshaker(ttrpc.UnixSocketRequireSameUser()))
 	srv, err := ttrpc.NewServer(opts...)
 	if err != nil {
 		return nil, fmt.Errorf("shim event service: %w", err)

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -98,7 +99,7 @@ func Dial(ctx context.Context, e Endpoint, opts ...ttrpc.ClientOpts) (*Conn, err
 
 func newTTRPC(nc net.Conn, opts []ttrpc.ClientOpts) *Conn {
 	c := &Conn{closed: make(chan struct{})}
-	opts = append(opts[:len(opts):len(opts)], ttrpc.WithOnClose(func() { close(c.closed) }))
+	opts = append(slices.Clip(opts), ttrpc.WithOnClose(func() { close(c.closed) }))
 	client := ttrpc.NewClient(nc, opts...)
 	c.invoke = func(ctx context.Context, service, method string, req, resp proto.Message) error {
 		return client.Call(ctx, service, method, req, resp)

@@ -145,8 +145,10 @@ func Spec(t testing.TB, sandboxID, containerID string, terminal bool, args ...st
 		Linux: &runtimespec.Linux{
 			CgroupsPath: "/crisp-shimtest/" + containerID,
 			Namespaces: []runtimespec.LinuxNamespace{
-				{Type: runtimespec.PIDNamespace}, {Type: runtimespec.MountNamespace},
-				{Type: runtimespec.IPCNamespace}, {Type: runtimespec.UTSNamespace},
+				{Type: runtimespec.PIDNamespace},
+				{Type: runtimespec.MountNamespace},
+				{Type: runtimespec.IPCNamespace},
+				{Type: runtimespec.UTSNamespace},
 			},
 		},
 	}

@@ -42,7 +42,7 @@ func run(args []string) error {
 	case "start":
 		return start(mode)
 	default:
-		return fmt.Errorf("unknown action")
+		return errors.New("unknown action")
 	}
 }
 
@@ -64,7 +64,7 @@ func start(mode string) error {
 	address := "unix://" + filepath.Join(dir, socketName)
 	switch mode {
 	case "exit1":
-		return fmt.Errorf("no hypervisor found")
+		return errors.New("no hypervisor found")
 	case "garbage":
 		_, err := os.Stdout.Write(bytes.Repeat([]byte("rubbish\n"), 10<<20/8))
 		return err
