@@ -40,14 +40,22 @@ func limitOf(method string, req any) time.Duration {
 		return sandboxLimit
 	case imagev1.ImageService_PullImage_FullMethodName:
 		return unlimited
-	case containerv1.ContainerService_StopContainer_FullMethodName:
-		return seconds(req.(*containerv1.StopContainerRequest).GetTimeoutSeconds()) + margin
-	case containerv1.ContainerService_ExecSync_FullMethodName:
-		timeout := seconds(req.(*containerv1.ExecSyncRequest).GetTimeoutSeconds())
-		if timeout == 0 {
-			return unlimited
+	case containerv1.ContainerService_StopContainer_FullMethodName, containerv1.ContainerService_ExecSync_FullMethodName:
+		return ownTimeout(req)
+	}
+	return usualLimit
+}
+
+// ownTimeout is the limit of a call that brings its own timeout.
+func ownTimeout(req any) time.Duration {
+	switch r := req.(type) {
+	case *containerv1.StopContainerRequest:
+		return seconds(r.GetTimeoutSeconds()) + margin
+	case *containerv1.ExecSyncRequest:
+		if timeout := seconds(r.GetTimeoutSeconds()); timeout > 0 {
+			return timeout + margin
 		}
-		return timeout + margin
+		return unlimited
 	}
 	return usualLimit
 }

@@ -30,7 +30,7 @@ func (f *forwarder) PortForward(_ context.Context, sandboxID, _ string, port int
 	defer f.streams.leave()
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()
-	remote, err := f.sandboxes.PortForward(ctx)
+	remote, err := f.sandboxes.PortForward(ctx) //nolint:contextcheck // the library gives none; f.ctx is the session's
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (f *forwarder) PortForward(_ context.Context, sandboxID, _ string, port int
 	// The pod has nothing more to say. The client is told, and has some time to end
 	// its side before it is cut.
 	_ = local.Close()
-	f.awaitLocal(ctx, sent, err)
+	f.awaitLocal(ctx, sent, err) //nolint:contextcheck // as above
 	cancel()
 	cut(local)
 	<-sent

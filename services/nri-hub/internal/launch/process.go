@@ -54,7 +54,7 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 	defer pair.Close()
 	output := &lines{log: l.log.With(slog.String("plugin", f.index+"-"+f.name))}
 	defer output.flush()
-	cmd := exec.Command(f.path)
+	cmd := exec.Command(f.path) //nolint:noctx // it is ended in steps, not by a context
 	cmd.Env = []string{
 		nri.PluginNameEnvVar + "=" + f.name,
 		nri.PluginIdxEnvVar + "=" + f.index,

@@ -40,7 +40,7 @@ func Open(folder string) (*File, []hub.ID, error) {
 	}
 	var c content
 	if json.Unmarshal(data, &c) != nil || c.Version != 1 {
-		return f, nil, nil
+		return f, nil, nil //nolint:nilerr // what cannot be read is as good as nothing
 	}
 	return f, c.Active, nil
 }

@@ -45,6 +45,8 @@ type containerIO struct {
 }
 
 // openContainer makes or finds the FIFOs and starts the pumps.
+//
+//nolint:revive // each argument is one thing, and there is one caller
 func openContainer(ctx context.Context, dir, id string, spec engine.IOSpec, maxLine int, log *slog.Logger, dropped *atomic.Uint64) (_ *containerIO, err error) {
 	c := &containerIO{id: id, dir: dir, once: spec.StdinOnce, fanout: newFanout(), done: make(chan struct{})}
 	defer func() {

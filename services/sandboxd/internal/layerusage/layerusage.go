@@ -122,7 +122,7 @@ func (c *Cache) ask(key, snapshotter string) (*entry, <-chan struct{}) {
 func (c *Cache) walk(e *entry, key, snapshotter string, walking chan struct{}) {
 	defer close(walking)
 	var bytes, inodes uint64
-	err := c.end.Err()
+	var err error
 	select {
 	case c.slots <- struct{}{}:
 		bytes, inodes, err = c.source.Usage(c.end, key, snapshotter)

@@ -89,7 +89,7 @@ func (h *Hub) Receive(ctx context.Context) (*nriv1.ConnectRequest, error) {
 	}
 }
 
-// AnswerCreate, AnswerUpdate and AnswerStop set what the plugins answer from now on.
+// AnswerCreate sets what the plugins answer from now on, like the two after it.
 func (h *Hub) AnswerCreate(r *nri.CreateContainerResponse) { h.set(func() { h.create = r }) }
 
 // AnswerUpdate is described at AnswerCreate.

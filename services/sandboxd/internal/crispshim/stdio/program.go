@@ -58,7 +58,7 @@ func (s *Streams) openProgram(ctx context.Context, n name) error {
 	}
 	defer ready.Close()
 	theirs = append(theirs, w)
-	cmd := exec.Command(n.path, arguments(n.query)...)
+	cmd := exec.Command(n.path, arguments(n.query)...) //nolint:noctx // it ends with its input
 	cmd.Env = append(os.Environ(), "CONTAINER_ID="+s.cfg.ID, "CONTAINER_NAMESPACE="+s.cfg.Namespace)
 	cmd.ExtraFiles = theirs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -184,7 +184,7 @@ func (c *Container) Checkpoint(ctx context.Context, path string, o *options.Chec
 	work := o.GetWorkPath()
 	if work == "" {
 		work = filepath.Join(c.spec.Bundle, "criu-work")
-		defer os.RemoveAll(work)
+		defer func() { _ = os.RemoveAll(work) }()
 	}
 	var actions []runc.CheckpointAction
 	if !o.GetExit() {

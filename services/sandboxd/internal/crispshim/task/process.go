@@ -144,7 +144,7 @@ func (p *Process) connect(ctx context.Context, run func(runc.ConsoleSocket, runc
 	if err != nil {
 		return fmt.Errorf("terminal: %w", err)
 	}
-	defer socket.Close()
+	defer func() { _ = socket.Close() }()
 	if err := run(socket, nil); err != nil {
 		return err
 	}

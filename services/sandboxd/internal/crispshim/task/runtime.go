@@ -101,20 +101,20 @@ func runtimeError(err error, action, log string, since int64) error {
 	case strings.Contains(said, "no such process"), strings.Contains(said, "process already finished"):
 		kind = errdefs.ErrNotFound
 	}
-	return &runtimeSaid{text: "runtime " + action + ": " + said, kind: kind}
+	return &spokenError{text: "runtime " + action + ": " + said, kind: kind}
 }
 
-// runtimeSaid is an error in the words of the runtime.
-type runtimeSaid struct {
+// spokenError is an error in the words of the runtime.
+type spokenError struct {
 	text string
 	kind error
 }
 
 // Error implements error.
-func (s *runtimeSaid) Error() string { return s.text }
+func (s *spokenError) Error() string { return s.text }
 
 // Unwrap is the kind of the error.
-func (s *runtimeSaid) Unwrap() error { return s.kind }
+func (s *spokenError) Unwrap() error { return s.kind }
 
 // sizeOf is the size of a file; 0 if there is none.
 func sizeOf(path string) int64 {

@@ -76,7 +76,7 @@ func (s *Server) Forward(ctx context.Context, req *eventsapi.ForwardRequest) (*e
 		// A shim would send it again and again after an error.
 		s.log.DebugContext(ctx, "shim event of unknown type",
 			slog.String("topic", env.GetTopic()), slog.String("type", env.GetEvent().GetTypeUrl()))
-		return &emptypb.Empty{}, nil
+		return &emptypb.Empty{}, nil //nolint:nilerr // see above
 	}
 	select {
 	case s.queue <- hint{topic: env.GetTopic(), event: event}:
