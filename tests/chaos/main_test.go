@@ -30,7 +30,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Main(context.Background(), m)) //nolint:forbidigo // The tests run in a copy of the program, whose status is this one's.
+	os.Exit(testenv.Main(context.Background(), m))
 }
 
 // setting reads a number from the environment.

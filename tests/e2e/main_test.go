@@ -22,7 +22,7 @@ import (
 const busybox = fixture.BusyboxImage
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Main(context.Background(), m)) //nolint:forbidigo // The tests run in a copy of the program, whose status is this one's.
+	os.Exit(testenv.Main(context.Background(), m))
 }
 
 // images are made once for all stories.

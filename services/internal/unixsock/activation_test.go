@@ -18,9 +18,9 @@ const asChild = "CRISP_TEST_ACTIVATED"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asChild) != "" {
-		os.Exit(child()) //nolint:forbidigo // this is the main of the child
+		os.Exit(child())
 	}
-	os.Exit(m.Run()) //nolint:forbidigo // TestMain is a main
+	os.Exit(m.Run())
 }
 
 // child takes the passed socket over and greets one client.

@@ -62,7 +62,7 @@ func ownTimeout(req any) time.Duration {
 
 // seconds converts without overflow; the result leaves room for the margin.
 func seconds(n int64) time.Duration {
-	const most = int64((math.MaxInt64 - int64(margin)) / int64(time.Second))
+	const most = int64((math.MaxInt64 - margin) / time.Second)
 	return time.Duration(min(max(n, 0), most)) * time.Second
 }
 

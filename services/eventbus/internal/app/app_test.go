@@ -50,9 +50,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		if err := cli.Main(context.Background(), Program(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1) //nolint:forbidigo // this is the main of the child
+			os.Exit(1)
 		}
-		os.Exit(0) //nolint:forbidigo // this is the main of the child
+		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
 }

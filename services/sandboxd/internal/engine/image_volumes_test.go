@@ -53,7 +53,7 @@ func TestImageVolumes(t *testing.T) {
 
 	// A restart keeps what a record names and releases the rest.
 	n.close()
-	w.do("test", func() { w.holds["volumes "+pod+" lost"], w.holds["volumes gone c9"] = true, true }) //nolint:errcheck // cannot fail
+	w.do("test", func() { w.holds["volumes "+pod+" lost"], w.holds["volumes gone c9"] = true, true })
 	n = start(t, w, "boot")
 	if got := held(w, "volumes"); got != 1 {
 		t.Errorf("%d volumes held after a restart: %v", got, w.held())

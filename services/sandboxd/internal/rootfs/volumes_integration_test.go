@@ -241,7 +241,7 @@ func TestMappedOwners(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					defer inner.Close() //nolint:errcheck // opened for making a file in it
+					defer inner.Close()
 					if err := asUser(1000, func() error { return inner.WriteFile("own", []byte("x"), 0o600) }); err != nil {
 						return err
 					}
