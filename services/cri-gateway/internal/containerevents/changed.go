@@ -60,7 +60,8 @@ func (f *Feed) Changed(ctx context.Context, change Change) error {
 // lose makes all followers list. The caller has the turn.
 func (f *Feed) lose(ctx context.Context, cause error) {
 	f.p.Log.WarnContext(ctx, "followers of container events cut off", slog.Any("error", cause))
-	f.cutAll(fmt.Errorf("container events are lost: %w: %w", cause, errdefs.ErrUnavailable))
+	// Whatever the cause is, followers are told to come back.
+	f.cutAll(fmt.Errorf("container events are lost: %w: %v", errdefs.ErrUnavailable, cause)) //nolint:errorlint // see above
 	f.index = nil
 }
 
