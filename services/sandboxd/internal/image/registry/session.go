@@ -71,7 +71,7 @@ func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentia
 }
 
 // hosts finds the hosts of the registry, mirrors first, each with a client of its own for
-// this session.
+// the session.
 func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, moves *progress) ([]docker.RegistryHost, error) {
 	registry := reference.Domain(s.name)
 	wrap := func(c *http.Client) error {
