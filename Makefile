@@ -16,6 +16,7 @@ export PATH := $(BIN):$(PATH)
 # Where tests of single packages find what they start.
 export CRISP_TEST_RUNC := $(BIN)/runc
 export CRISP_TEST_CNI_BIN := $(BIN)/cni
+export CRISP_TEST_CONTAINERD := $(BIN)/containerd
 
 SERVICES := cri-gateway sandboxd nri-hub eventbus
 HELPERS  := crisp-init
@@ -124,6 +125,13 @@ $(CNI_PROGRAMS) &: $(PINS)/cni@$(CNI_VERSION)
 		$(CNI_PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(CNI_VERSION))
 	@touch $(CNI_PROGRAMS)
 
+# containerd itself, to run our shim under it.
+$(BIN)/containerd/containerd $(BIN)/containerd/ctr &: $(PINS)/containerd@$(SHIM_VERSION)
+	@mkdir -p $(BIN)/containerd
+	CGO_ENABLED=0 GOBIN=$(BIN)/containerd $(MODULE_INSTALL) -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(SHIM_VERSION)' \
+		github.com/containerd/containerd/v2/cmd/containerd@$(SHIM_VERSION) github.com/containerd/containerd/v2/cmd/ctr@$(SHIM_VERSION)
+	@touch $(BIN)/containerd/containerd $(BIN)/containerd/ctr
+
 $(BIN)/critest: tests/critest/go.mod tests/critest/go.sum
 	cd tests/critest && GOWORK=off CGO_ENABLED=0 go test -c -trimpath -o $@ sigs.k8s.io/cri-tools/cmd/critest
 	@touch $@
@@ -161,7 +169,7 @@ test-race: system ## Run the unit tests three times over under the race detector
 	$(GO_TEST_RACE) -count=3 -timeout 20m $(TEST_FLAGS) work
 
 .PHONY: test-e2e
-test-e2e: system build parts ## Run the tests that start real processes, runc and CNI plugins (root)
+test-e2e: system build parts $(BIN)/containerd/ctr ## Run the tests that start real processes, runc and CNI plugins (root)
 	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
 	$(GO_TEST) -tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS) $(addprefix ./,$(call integration_packages,services tests))
 

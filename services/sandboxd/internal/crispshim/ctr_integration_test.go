@@ -38,6 +38,9 @@ func startContainerd(t *testing.T, dir string) *daemon {
 	if err != nil {
 		t.Skipf("needs containerd in PATH or $%s", envContainerd)
 	}
+	if version, err := exec.Command(binary, "--version").Output(); err != nil || !strings.Contains(string(version), " v2.") {
+		t.Skipf("needs containerd 2, has %q, %v", version, err)
+	}
 	d := &daemon{t: t, sock: filepath.Join(dir, "c.sock"), env: os.Environ()}
 	if d.ctr, err = exec.LookPath("ctr"); err != nil {
 		t.Skipf("needs ctr in PATH or $%s", envContainerd)
