@@ -169,16 +169,19 @@ test-race: system ## Run the unit tests three times over under the race detector
 	$(GO_TEST_RACE) -count=3 -timeout 20m $(TEST_FLAGS) work
 
 .PHONY: test-e2e
-test-e2e: system build parts $(BIN)/containerd/ctr ## Run the tests that start real processes, runc and CNI plugins (root)
+test-e2e: system build parts $(BIN)/containerd/ctr $(BIN)/gotestsum ## Run the tests that start real processes, runc and CNI plugins (root)
 	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
-	$(GO_TEST) -tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS) $(addprefix ./,$(call integration_packages,services tests))
+	@# Chance has a part in these tests: what fails is run once more, and both outcomes are printed.
+	$(SAME_FLAGS) gotestsum --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 \
+		--packages '$(addprefix ./,$(call integration_packages,services tests))' -- \
+		-tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: test-run
 test-run: system build parts ## Run `make run` in namespaces of its own, end it in three ways, look for what is left (root)
 	@deploy/run/test.sh
 
 .PHONY: test-compose
-test-compose: image ## Start the docker-compose stack on a private Docker engine, run a pod, take it down (root)
+test-compose: system build parts ## Start the docker-compose stack on a private Docker engine, run a pod, take it down (root)
 	@deploy/docker/test.sh $(IMAGE_TAG)
 
 .PHONY: conformance

@@ -11,6 +11,8 @@ tag=${1:?usage: test.sh TAG}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=${CRISP_COMPOSE_DIR:-/var/tmp/crisp-compose}
 group=crisp-compose
+# The engine must find the shim that it was built with, not the one of this repository.
+PATH=${PATH//"$root/.bin:"/}
 
 die() { printf 'test.sh: %s\n' "$*" >&2 && exit 1; }
 step() { printf -- '--- %s\n' "$*"; }
