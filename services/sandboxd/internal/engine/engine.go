@@ -106,7 +106,6 @@ type container struct {
 	takeBack func()
 	started  chan struct{} // closed when the outcome of the start is recorded
 	exited   chan struct{} // closed when the record says EXITED
-	handled  chan struct{} // closed when the end was dealt with to the last step
 	oom      atomic.Bool   // the shim hinted at an OOM kill
 
 	signalled atomic.Bool // the stop signal was sent

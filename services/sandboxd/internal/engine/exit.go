@@ -124,7 +124,6 @@ func notBefore(at, earliest *timestamppb.Timestamp) *timestamppb.Timestamp {
 
 // deleteTask deletes the task of an ended container and publishes TaskDelete.
 func (e *Engine) deleteTask(ctx context.Context, c *container) {
-	defer closeOnce(c.handled)
 	ok := e.insist(ctx, "delete task", c.id, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, deleteTime)
 		defer cancel()

@@ -102,7 +102,7 @@ func newSandbox(rec *recordv1.Sandbox) *sandbox {
 func newContainer(rec *recordv1.Container, s *sandbox) *container {
 	c := &container{
 		id: rec.GetId(), sandbox: s, turn: newSlot(), writing: newSlot(),
-		started: make(chan struct{}), exited: make(chan struct{}), handled: make(chan struct{}),
+		started: make(chan struct{}), exited: make(chan struct{}),
 	}
 	c.rec.Store(rec)
 	return c

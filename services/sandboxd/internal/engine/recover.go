@@ -200,7 +200,6 @@ func (e *Engine) recoverContainer(ctx context.Context, c *container, rebooted bo
 		closeOnce(c.started)
 		closeOnce(c.exited)
 		if rec.GetTaskDeleted() {
-			closeOnce(c.handled)
 			return
 		}
 		if rec.GetPid() == 0 {
@@ -289,7 +288,6 @@ func (e *Engine) discardAtReboot(ctx context.Context, c *container) {
 	}
 	closeOnce(c.started)
 	closeOnce(c.exited)
-	closeOnce(c.handled)
 }
 
 // endAtReboot records the end of a container that the node took down with it.
@@ -312,7 +310,6 @@ func (e *Engine) endAtReboot(ctx context.Context, c *container) {
 		c.rec.Store(next)
 	}
 	closeOnce(c.exited)
-	closeOnce(c.handled)
 }
 
 // removeOrphans removes what no record names: root file systems and folders of containers
