@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +55,9 @@ import (
 // how often kubelet asks.
 const layerUsageLife = 10 * time.Second
 
+// streamsStopTime bounds the writing of what was read when the process is told to end.
+const streamsStopTime = 3 * time.Second
+
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // Run runs the process until ctx ends or a part of it fails.
@@ -80,6 +84,7 @@ type App struct {
 	storage   *storage.Storage
 	images    *image.Service
 	shims     *shim.Manager
+	streams   streams
 	network   *network.CNI
 	engine    *engine.Engine
 	hints     *hints.Server
@@ -166,10 +171,10 @@ func (a *App) buildEngine(ctx context.Context) error {
 	a.layerUsage = layerusage.New(context.WithoutCancel(ctx), a.rootfs, layerUsageLife)
 	tasks := controller.NewTasks(a.shims)
 	files := podfiles.New(podfiles.Config{StateDir: cfg.Root, RunDir: cfg.State})
-	streams := containerio.New(containerio.Config{
+	a.streams = newStreams(a.shims, containerio.New(containerio.Config{
 		Dir: filepath.Join(cfg.State, "io"), MaxLineSize: cfg.Logs.MaxLineSize.Int(),
 		StdinClosed: func(ctx context.Context, id string) { a.engine.CloseStdin(ctx, id) },
-	}, tel.Log)
+	}, tel.Log), cfg.Logs.MaxLineSize.Int())
 	a.images = image.New(imageConfig(cfg, a.imageChanged), a.storage, tel.Log, tel.Tracer,
 		func(ctx context.Context, id string) []string { return a.engine.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{
@@ -181,7 +186,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
 			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
 		})},
-		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: streams,
+		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: a.streams,
 		Specs: specs, Programs: preflight.Programs{}, Cgroups: cgroupPort{a.cgroups},
 	}, tel.Log, tel.Tracer)
 	return nil
@@ -267,6 +272,7 @@ func (a *App) serveHints(ctx context.Context, ready func()) error {
 // runEngine recovers the state and then keeps the engine until the end.
 func (a *App) runEngine(ctx context.Context, ready func()) error {
 	ready()
+	defer a.stopStreams(ctx)
 	defer a.engine.Close()
 	err := a.images.Load(ctx)
 	if err != nil {
@@ -287,6 +293,17 @@ func (a *App) runEngine(ctx context.Context, ready func()) error {
 	<-ctx.Done()
 	a.work.Wait()
 	return nil
+}
+
+// stopStreams writes what was read of the containers' output before the process ends. What
+// comes later waits in the FIFOs, or is written by shims that write logs themselves.
+func (a *App) stopStreams(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamsStopTime)
+	defer cancel()
+	err := a.streams.stop(ctx)
+	if err != nil {
+		a.tel.Log.WarnContext(ctx, "streams of containers did not come to rest", slog.Any("error", err))
+	}
 }
 
 // Close releases what New opened. Shims and containers live on.

@@ -202,6 +202,7 @@ type Tasks interface {
 
 // IOSpec says how a container's streams are connected.
 type IOSpec struct {
+	SandboxID        string // whose shim opens the streams
 	LogPath          string // empty for no log
 	Terminal         bool
 	Stdin, StdinOnce bool

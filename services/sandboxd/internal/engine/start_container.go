@@ -124,7 +124,7 @@ func command(cmd, args []string) []string {
 
 func ioSpec(rec *recordv1.Container) IOSpec {
 	cfg := rec.GetConfig()
-	return IOSpec{LogPath: rec.GetLogPath(), Terminal: cfg.GetTty(), Stdin: cfg.GetStdin(), StdinOnce: cfg.GetStdinOnce()}
+	return IOSpec{SandboxID: rec.GetSandboxId(), LogPath: rec.GetLogPath(), Terminal: cfg.GetTty(), Stdin: cfg.GetStdin(), StdinOnce: cfg.GetStdinOnce()}
 }
 
 // makeVolumes makes the folders of the volumes that the image declares, with what the image

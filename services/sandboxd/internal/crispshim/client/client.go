@@ -28,6 +28,9 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
+// RuntimeType is the type of the shims whose containers have these streams.
+const RuntimeType = "io.containerd.crisp.v1"
+
 // Execs are the streams of execs, as package containerio has them.
 type Execs interface {
 	// OpenExec makes the FIFOs of an exec and connects the client.
