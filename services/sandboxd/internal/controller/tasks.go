@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	taskv1 "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -70,6 +73,8 @@ func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec e
 		Stdout:   spec.Stdio.Stdout,
 		Stderr:   spec.Stdio.Stderr,
 		Options:  options,
+
+		Checkpoint: spec.Checkpoint,
 	}
 	for _, m := range spec.Rootfs {
 		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
@@ -296,6 +301,38 @@ func (t *Tasks) Resume(ctx context.Context, sandboxID, containerID string) error
 		return err
 	}
 	return named(containerID, "", i.Task(ctx, "Resume", &taskapi.ResumeRequest{ID: containerID}, &emptypb.Empty{}))
+}
+
+// Checkpoint writes the state of a container's processes into a folder.
+func (t *Tasks) Checkpoint(ctx context.Context, sandboxID, containerID string, spec engine.CheckpointSpec) error {
+	i, err := t.shims.Get(sandboxID)
+	if err != nil {
+		return err
+	}
+	if !filepath.IsAbs(spec.ImagePath) {
+		return named(containerID, "", fmt.Errorf("folder %q of the checkpoint is not absolute: %w", spec.ImagePath, errdefs.ErrInvalidArgument))
+	}
+	options, err := checkpointOptions(i.Meta().RuntimeType, spec)
+	if err != nil {
+		return named(containerID, "", err)
+	}
+	req := &taskapi.CheckpointTaskRequest{ID: containerID, Path: spec.ImagePath, Options: options}
+	return named(containerID, "", i.Task(ctx, "Checkpoint", req, &emptypb.Empty{}))
+}
+
+// checkpointOptions encodes the options of a checkpoint for a type of shim. The shim protocol
+// has no form of them that all shims know.
+func checkpointOptions(runtimeType string, spec engine.CheckpointSpec) (*anypb.Any, error) {
+	if shim.TakesRuncOptions(runtimeType) {
+		return typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{
+			Exit: spec.Exit, OpenTcp: spec.OpenTCP, ExternalUnixSockets: spec.ExternalUnixSockets,
+			Terminal: spec.Terminal, FileLocks: spec.FileLocks, ImagePath: spec.ImagePath, WorkPath: spec.WorkPath,
+		})
+	}
+	if (spec != engine.CheckpointSpec{ImagePath: spec.ImagePath}) {
+		return nil, fmt.Errorf("checkpoint options for a shim of type %q: %w", runtimeType, errdefs.ErrNotImplemented)
+	}
+	return nil, nil
 }
 
 // ping asks the shim whether it answers.

@@ -159,6 +159,21 @@ type TaskSpec struct {
 	Spec        []byte // OCI specification in JSON
 	Rootfs      []mount.Mount
 	Stdio       pod.Stdio
+	// Checkpoint is the folder of a checkpoint that the first process is restored from, by
+	// Start; until then it has no process id. Empty for a process that begins anew.
+	Checkpoint string
+}
+
+// CheckpointSpec says how the state of a container's processes is written.
+type CheckpointSpec struct {
+	// ImagePath is the folder that the state is written into; absolute.
+	ImagePath string
+	// WorkPath is the folder of CRIU's logs; absolute, or empty for one that is removed.
+	WorkPath string
+	// Exit ends the processes once their state is written; else they run on.
+	Exit bool
+	// OpenTCP, ExternalUnixSockets, Terminal and FileLocks allow processes that hold such.
+	OpenTCP, ExternalUnixSockets, Terminal, FileLocks bool
 }
 
 // ExecSpec is a further process for a running container.
@@ -198,6 +213,9 @@ type Tasks interface {
 	Stats(ctx context.Context, sandboxID, containerID string) (*anypb.Any, error)
 	Pause(ctx context.Context, sandboxID, containerID string) error
 	Resume(ctx context.Context, sandboxID, containerID string) error
+	// Checkpoint writes the state of a running or paused container's processes. Errors:
+	// ErrNotImplemented for options that the shim does not know.
+	Checkpoint(ctx context.Context, sandboxID, containerID string, spec CheckpointSpec) error
 }
 
 // IOSpec says how a container's streams are connected.

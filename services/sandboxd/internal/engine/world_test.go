@@ -400,6 +400,9 @@ func (k tasks) Update(context.Context, string, string, *specs.LinuxResources, ma
 func (tasks) Stats(context.Context, string, string) (*anypb.Any, error) { return nil, nil }
 func (tasks) Pause(context.Context, string, string) error               { return nil }
 func (tasks) Resume(context.Context, string, string) error              { return nil }
+func (tasks) Checkpoint(context.Context, string, string, engine.CheckpointSpec) error {
+	return nil
+}
 
 type ioPort struct{ w *world }
 

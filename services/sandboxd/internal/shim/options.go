@@ -21,8 +21,9 @@ import (
 // runcTypes are the types of the shims that take the options of runc.
 var runcTypes = [...]string{"io.containerd.runc.", "io.containerd.crisp."}
 
-// takesRunc says whether a type of shim takes the options of runc.
-func takesRunc(runtimeType string) bool {
+// TakesRuncOptions says whether a type of shim takes the options of runc, those of a
+// checkpoint included.
+func TakesRuncOptions(runtimeType string) bool {
 	for _, prefix := range runcTypes {
 		if strings.HasPrefix(runtimeType, prefix) {
 			return true
@@ -35,7 +36,7 @@ func takesRunc(runtimeType string) bool {
 func Options(h pod.Handler) (*anypb.Any, error) {
 	var options proto.Message
 	switch {
-	case takesRunc(h.RuntimeType):
+	case TakesRuncOptions(h.RuntimeType):
 		options = &runcoptions.Options{
 			BinaryName:    h.BinaryName,
 			Root:          h.Root,

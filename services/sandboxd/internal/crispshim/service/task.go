@@ -57,9 +57,6 @@ func (s *Services) podOptions() (*options.Options, error) {
 
 // Create creates a container.
 func (s *Services) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	if r.GetCheckpoint() != "" {
-		return nil, fmt.Errorf("container %q: restoring a checkpoint: %w", r.GetID(), errdefs.ErrNotImplemented)
-	}
 	o, err := s.optionsOf(r.GetOptions())
 	if err != nil {
 		return nil, err
@@ -67,6 +64,7 @@ func (s *Services) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*t
 	c, err := s.create(ctx, task.Spec{
 		ID: r.GetID(), Bundle: r.GetBundle(), Rootfs: r.GetRootfs(), Terminal: r.GetTerminal(),
 		Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), Options: o,
+		Checkpoint: r.GetCheckpoint(), ParentCheckpoint: r.GetParentCheckpoint(),
 	})
 	if err != nil {
 		return nil, err

@@ -60,6 +60,9 @@ type Spec struct {
 	Terminal              bool
 	Stdin, Stdout, Stderr string
 	Options               *options.Options
+	// Checkpoint is the folder of a checkpoint that the first process is restored from when
+	// it is started; empty for none. ParentCheckpoint is the one that it is based on.
+	Checkpoint, ParentCheckpoint string
 }
 
 // Container is a container and its processes.
@@ -108,7 +111,7 @@ func Create(ctx context.Context, host Host, spec Spec) (*Container, error) {
 		return nil, errors.Join(fmt.Errorf("container %q: %w", spec.ID, err), c.abandon(ctx))
 	}
 	host.Publish("/tasks/create", &events.TaskCreate{
-		ContainerID: spec.ID, Bundle: spec.Bundle, Rootfs: spec.Rootfs, Pid: uint32(c.init.Pid()),
+		ContainerID: spec.ID, Checkpoint: spec.Checkpoint, Bundle: spec.Bundle, Rootfs: spec.Rootfs, Pid: uint32(c.init.Pid()),
 		IO: &events.TaskIO{Stdin: spec.Stdin, Stdout: spec.Stdout, Stderr: spec.Stderr, Terminal: spec.Terminal},
 	})
 	return c, nil
@@ -136,6 +139,9 @@ func (c *Container) create(ctx context.Context) error {
 	if err := c.mount(); err != nil {
 		return err
 	}
+	if c.spec.Checkpoint != "" {
+		return c.checkCheckpoint() // the process comes with its start
+	}
 	hold := c.host.Reaper.Hold()
 	defer hold.Release()
 	o := c.spec.Options
@@ -151,7 +157,12 @@ func (c *Container) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pid, err := readPid(pidFile)
+	return c.adopt(ctx, hold)
+}
+
+// adopt follows the first process, which the runtime has made.
+func (c *Container) adopt(ctx context.Context, hold *reaper.Hold) error {
+	pid, err := readPid(filepath.Join(c.spec.Bundle, initPidFile))
 	if err != nil {
 		return err
 	}

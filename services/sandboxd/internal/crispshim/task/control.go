@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/containerd/containerd/api/events"
-	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -28,6 +25,11 @@ func (c *Container) Kill(ctx context.Context, execID string, sig unix.Signal, al
 	}
 	if sig < 0 || sig > 64 {
 		return fmt.Errorf("signal %d: %w", sig, errdefs.ErrInvalidArgument)
+	}
+	if execID == "" && sig == unix.SIGKILL {
+		if done, err := c.giveUp(ctx); done || err != nil {
+			return err
+		}
 	}
 	if all {
 		if sig == unix.SIGKILL {
@@ -60,7 +62,7 @@ func (c *Container) Delete(ctx context.Context) error {
 	state, _ := c.init.State()
 	if state == Created {
 		// It never ran; the runtime holds it.
-		if err := c.init.Signal(unix.SIGKILL); err != nil && !errdefs.IsNotFound(err) {
+		if err := c.Kill(ctx, "", unix.SIGKILL, false); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 		if _, err := c.init.Wait(ctx); err != nil {
@@ -170,35 +172,5 @@ func (c *Container) Update(ctx context.Context, resources []byte) error {
 	if err := c.runc.Update(ctx, c.spec.ID, &r); err != nil {
 		return fmt.Errorf("container %q: %w", c.spec.ID, runtimeError(err, "update", c.runc.Log, since))
 	}
-	return nil
-}
-
-// Checkpoint writes the state of the container's processes into a folder.
-func (c *Container) Checkpoint(ctx context.Context, path string, o *options.CheckpointOptions) error {
-	if path == "" {
-		path = o.GetImagePath()
-	}
-	if !filepath.IsAbs(path) {
-		return fmt.Errorf("checkpoint of container %q: folder %q is not absolute: %w", c.spec.ID, path, errdefs.ErrInvalidArgument)
-	}
-	work := o.GetWorkPath()
-	if work == "" {
-		work = filepath.Join(c.spec.Bundle, "criu-work")
-		defer func() { _ = os.RemoveAll(work) }()
-	}
-	var actions []runc.CheckpointAction
-	if !o.GetExit() {
-		actions = append(actions, runc.LeaveRunning)
-	}
-	since := sizeOf(c.runc.Log)
-	err := c.runc.Checkpoint(ctx, c.spec.ID, &runc.CheckpointOpts{
-		WorkDir: work, ImagePath: path, AllowOpenTCP: o.GetOpenTcp(), AllowExternalUnixSockets: o.GetExternalUnixSockets(),
-		AllowTerminal: o.GetTerminal(), FileLocks: o.GetFileLocks(), EmptyNamespaces: o.GetEmptyNamespaces(),
-		ParentPath: o.GetParentPath(),
-	}, actions...)
-	if err != nil {
-		return fmt.Errorf("container %q: %w", c.spec.ID, runtimeError(err, "checkpoint", c.runc.Log, since))
-	}
-	c.host.Publish("/tasks/checkpointed", &events.TaskCheckpointed{ContainerID: c.spec.ID, Checkpoint: path})
 	return nil
 }

@@ -50,13 +50,21 @@ func (p *Process) Start(ctx context.Context) (int, error) {
 		return p.startExec(ctx)
 	}
 	c := p.c
-	since := sizeOf(c.runc.Log)
-	if err := c.runc.Start(ctx, c.spec.ID); err != nil {
-		return 0, fmt.Errorf("container %q: %w", c.spec.ID, runtimeError(err, "start", c.runc.Log, since))
+	if err := c.run(ctx); err != nil {
+		return 0, fmt.Errorf("container %q: %w", c.spec.ID, err)
 	}
 	p.setRunning()
 	c.host.Publish("/tasks/start", &events.TaskStart{ContainerID: c.spec.ID, Pid: uint32(p.Pid())})
 	return p.Pid(), nil
+}
+
+// run runs the created first process, or restores it.
+func (c *Container) run(ctx context.Context) error {
+	if c.spec.Checkpoint != "" {
+		return c.restore(ctx)
+	}
+	since := sizeOf(c.runc.Log)
+	return runtimeError(c.runc.Start(ctx, c.spec.ID), "start", c.runc.Log, since)
 }
 
 func (p *Process) startExec(ctx context.Context) (int, error) {

@@ -4,9 +4,12 @@
 package shimtest
 
 import (
+	"bytes"
 	"crypto/rand"
+	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -102,12 +105,12 @@ func part(t testing.TB, env, name string) string {
 	return path
 }
 
-// Rootfs makes a root file system with a static busybox and returns its path.
+// Rootfs makes a root file system with the machine's busybox and returns its path.
 func Rootfs(t testing.TB, dir string) string {
 	t.Helper()
-	busybox, err := os.ReadFile("/bin/busybox")
+	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		t.Skip("needs a static /bin/busybox")
+		t.Skip("needs busybox in PATH")
 	}
 	root := filepath.Join(dir, "rootfs")
 	for _, d := range []string{"bin", "proc", "dev", "sys", "tmp"} {
@@ -115,8 +118,15 @@ func Rootfs(t testing.TB, dir string) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(root, "bin", "busybox"), busybox, 0o755); err != nil {
+	files, err := libraries(busybox)
+	if err != nil {
 		t.Fatal(err)
+	}
+	files["/bin/busybox"] = busybox
+	for at, from := range files {
+		if err := copyFile(filepath.Join(root, at), from); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, applet := range []string{"sh", "sleep", "true", "cat", "echo", "date", "seq", "kill", "head", "ps", "stty", "dd", "yes"} {
 		if err := os.Symlink("busybox", filepath.Join(root, "bin", applet)); err != nil {
@@ -124,6 +134,71 @@ func Rootfs(t testing.TB, dir string) string {
 		}
 	}
 	return root
+}
+
+// libraryDirs are where a program's libraries lie.
+var libraryDirs = [...]string{"/lib64", "/lib", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu"}
+
+// libraries are the files that a program needs to run, by the path at which it looks for
+// them; none for a static one.
+func libraries(program string) (map[string]string, error) {
+	out := map[string]string{}
+	queue := []string{program}
+	for len(queue) > 0 {
+		f, err := elf.Open(queue[0])
+		if err != nil {
+			return nil, err
+		}
+		queue = queue[1:]
+		needed, err := f.ImportedLibraries()
+		if err == nil {
+			if s := f.Section(".interp"); s != nil {
+				var loader []byte
+				if loader, err = s.Data(); err == nil {
+					needed = append(needed, string(bytes.TrimRight(loader, "\x00")))
+				}
+			}
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+		for _, name := range needed {
+			path, err := library(name)
+			if err != nil {
+				return nil, err
+			}
+			if _, known := out[path]; !known {
+				out[path] = path
+				queue = append(queue, path)
+			}
+		}
+	}
+	return out, nil
+}
+
+// library finds a library of the machine.
+func library(name string) (string, error) {
+	if filepath.IsAbs(name) {
+		return name, nil
+	}
+	for _, dir := range libraryDirs {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("library %s: %w", name, os.ErrNotExist)
+}
+
+func copyFile(to, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o755)
 }
 
 // Spec is the OCI specification of a container.
