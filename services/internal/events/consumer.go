@@ -47,6 +47,9 @@ type ConsumerConfig struct {
 	New bool
 	// AllNodes asks for the events of all nodes instead of those of this one.
 	AllNodes bool
+	// Connected, if set, is told each time the connection to the bus comes or goes. It
+	// must not block.
+	Connected func(bool)
 }
 
 // Consume calls handle for one event after the other until ctx is done; then it returns
@@ -101,7 +104,7 @@ func newConsumer(cfg ClientConfig, tel *telemetry.Telemetry, want ConsumerConfig
 		role = want.Durable
 	}
 	return &consumer{
-		cfg: cfg, tel: tel, want: want, handle: handle, session: newSession(cfg, tel, role),
+		cfg: cfg, tel: tel, want: want, handle: handle, session: newSession(cfg, tel, role, want.Connected),
 		delivered: telemetry.Register(tel, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_events_consumed_total",
 			Help: "Events delivered by the bus, by outcome: handled, retried or malformed.",

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -236,6 +237,30 @@ func TestBusRestartKeepsEverything(t *testing.T) {
 	publish(t, p, "b", "c")
 	r.wants(t, "a", "b", "c")
 	tail.wants(t, "a", "b", "c")
+}
+
+func TestConsumerSaysWhetherItIsConnected(t *testing.T) {
+	t.Parallel()
+	bus := testkit.NewBus(t)
+	var connected atomic.Bool
+	want := func(up bool) {
+		t.Helper()
+		testkit.Eventually(t, limit, func() error {
+			if connected.Load() != up {
+				return fmt.Errorf("connected: got %v, want %v", !up, up)
+			}
+			return nil
+		})
+	}
+	connected.Store(true)
+	read(t, bus.Config(), events.ConsumerConfig{Durable: "test", Connected: connected.Store}, nil)
+	want(false)
+	bus.Start()
+	want(true)
+	bus.Stop()
+	want(false)
+	bus.Start()
+	want(true)
 }
 
 func TestWipedStoreBeginsAnew(t *testing.T) {

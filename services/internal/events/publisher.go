@@ -51,7 +51,7 @@ func NewPublisher(cfg ClientConfig, tel *telemetry.Telemetry) (*Publisher, error
 		return nil, fmt.Errorf("event bus: %w", err)
 	}
 	return &Publisher{
-		session: newSession(cfg, tel, "publisher"),
+		session: newSession(cfg, tel, "publisher", nil),
 		published: telemetry.Register(tel, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_events_published_total",
 			Help: "Publications to the bus, by outcome: stored, duplicate or failed.",

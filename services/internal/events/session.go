@@ -33,6 +33,8 @@ type session struct {
 	tel       *telemetry.Telemetry
 	connected *prometheus.GaugeVec
 	role      string
+	// told hears when the connection comes or goes, besides the metric; it may be nil.
+	told func(up bool)
 	// turn is a mutex that can be waited for with a context. Its holder may dial.
 	turn chan struct{}
 	// nc and closed are guarded by turn.
@@ -40,14 +42,25 @@ type session struct {
 	closed bool
 }
 
-func newSession(cfg ClientConfig, tel *telemetry.Telemetry, role string) *session {
-	s := &session{cfg: cfg, tel: tel, role: role, turn: make(chan struct{}, 1)}
+func newSession(cfg ClientConfig, tel *telemetry.Telemetry, role string, told func(up bool)) *session {
+	s := &session{cfg: cfg, tel: tel, role: role, told: told, turn: make(chan struct{}, 1)}
 	s.connected = telemetry.Register(tel, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "crisp_events_connected",
 		Help: "1 while there is a connection to the bus.",
 	}, []string{"role"}))
-	s.connected.WithLabelValues(role).Set(0)
+	s.tell(false)
 	return s
+}
+
+func (s *session) tell(up bool) {
+	value := 0.0
+	if up {
+		value = 1
+	}
+	s.connected.WithLabelValues(s.role).Set(value)
+	if s.told != nil {
+		s.told(up)
+	}
 }
 
 // get returns a connection that is connected at this moment, waiting for one until ctx
@@ -154,15 +167,15 @@ func (s *session) options() ([]nats.Option, error) {
 // handlers log what happens to the connection. They run without a caller, so their
 // records have no trace.
 func (s *session) handlers() []nats.Option {
-	log, up := s.tel.Log.With(slog.String("role", s.role)), s.connected.WithLabelValues(s.role)
+	log := s.tel.Log.With(slog.String("role", s.role))
 	return []nats.Option{
-		nats.ConnectHandler(func(*nats.Conn) { up.Set(1) }),
+		nats.ConnectHandler(func(*nats.Conn) { s.tell(true) }),
 		nats.ReconnectHandler(func(*nats.Conn) {
-			up.Set(1)
+			s.tell(true)
 			log.Info("bus connected again")
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			up.Set(0)
+			s.tell(false)
 			if err != nil { // without an error the process itself has closed the connection
 				log.Warn("bus disconnected", slog.Any(telemetry.KeyError, err))
 			}
@@ -170,7 +183,7 @@ func (s *session) handlers() []nats.Option {
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			log.Warn("bus reported an error", slog.Any(telemetry.KeyError, err))
 		}),
-		nats.ClosedHandler(func(*nats.Conn) { up.Set(0) }),
+		nats.ClosedHandler(func(*nats.Conn) { s.tell(false) }),
 	}
 }
 

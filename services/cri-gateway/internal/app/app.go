@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -48,7 +49,9 @@ type App struct {
 	sequences *sequence.Sequences
 	streams   *streaming.Server
 	events    *containerevents.Feed // nil without a bus
-	cri       *rpc.Server
+	// busConnected tells whether the feed has a connection to the bus.
+	busConnected atomic.Bool
+	cri          *rpc.Server
 }
 
 // Run runs a gateway until ctx is done. Logs go to w.
@@ -167,9 +170,9 @@ func (a *App) newEvents(observer containerevents.Observer) runtime.Events {
 		Sandboxes:  a.sandboxd.Sandboxes,
 		Containers: a.sandboxd.Containers,
 		Source: func(ctx context.Context, sink containerevents.Sink) error {
-			return eventfeed.RunChanges(ctx, a.cfg.Events, a.tel, sink)
+			return eventfeed.RunChanges(ctx, a.cfg.Events, a.tel, sink, a.busConnected.Store)
 		},
-		Connected: func() bool { return busConnected(a.tel.Registry, eventfeed.ChangesRole) },
+		Connected: a.busConnected.Load,
 		Observer:  observer,
 		Log:       a.tel.Log,
 	})

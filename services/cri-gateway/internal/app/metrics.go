@@ -73,25 +73,3 @@ func (m *metrics) Following(n int) { m.follow.Set(float64(n)) }
 
 // Cut implements containerevents.Observer.
 func (m *metrics) Cut() { m.cut.Inc() }
-
-// busConnected tells whether a consumer has a connection to the bus. The consumer itself
-// says so only in its metric.
-func busConnected(registry prometheus.Gatherer, role string) bool {
-	families, err := registry.Gather()
-	if err != nil {
-		return false
-	}
-	for _, family := range families {
-		if family.GetName() != "crisp_events_connected" {
-			continue
-		}
-		for _, metric := range family.GetMetric() {
-			for _, label := range metric.GetLabel() {
-				if label.GetName() == "role" && label.GetValue() == role {
-					return metric.GetGauge().GetValue() == 1
-				}
-			}
-		}
-	}
-	return false
-}

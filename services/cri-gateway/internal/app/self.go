@@ -8,7 +8,6 @@ import (
 
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/eventfeed"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 )
@@ -55,6 +54,6 @@ func (s self) bus() any {
 		return map[string]any{"enabled": false}
 	}
 	return map[string]any{
-		"enabled": true, "url": s.a.cfg.Events.URL, "connected": busConnected(s.a.tel.Registry, eventfeed.ChangesRole),
+		"enabled": true, "url": s.a.cfg.Events.URL, "connected": s.a.busConnected.Load(),
 	}
 }

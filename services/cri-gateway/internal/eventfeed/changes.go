@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
 
-// ChangesRole is the name of the consumer of changes in the metrics of the bus.
-const ChangesRole = "cri-gateway-events"
+// changesRole is the name of the consumer of changes on the bus and in its metrics.
+const changesRole = "cri-gateway-events"
 
 // namespace is the one of the containers that kubelet runs.
 const namespace = "k8s.io"
@@ -30,9 +30,12 @@ func topics() []string {
 }
 
 // RunChanges reads what happens to containers and sandboxes until ctx ends. It begins like
-// Run, and a change may come twice in the same way.
-func RunChanges(ctx context.Context, cfg events.ClientConfig, tel *telemetry.Telemetry, sink containerevents.Sink) error {
-	want := events.ConsumerConfig{Durable: ChangesRole, Topics: topics(), New: true}
+// Run, and a change may come twice in the same way. The callback connected is told each
+// time the connection to the bus comes or goes; it must not block.
+func RunChanges(
+	ctx context.Context, cfg events.ClientConfig, tel *telemetry.Telemetry, sink containerevents.Sink, connected func(bool),
+) error {
+	want := events.ConsumerConfig{Durable: changesRole, Topics: topics(), New: true, Connected: connected}
 	return events.Consume(ctx, cfg, tel, want, func(ctx context.Context, d events.Delivery) error {
 		if d.Envelope.GetNamespace() != namespace {
 			return nil
