@@ -312,10 +312,13 @@ func TestUpdateContainerTakesTheAmendment(t *testing.T) {
 	// The answer of real plugins may end with an empty entry.
 	b.hub.AnswerUpdate(&nri.UpdateContainerResponse{Update: []*nri.ContainerUpdate{limit("c1", 7), limit("c2", 8), {}}})
 	ok(t, b.UpdateContainerResources(t.Context(), &criv1.UpdateContainerResourcesRequest{
-		ContainerId: "c1", Linux: &criv1.LinuxContainerResources{MemoryLimitInBytes: 5},
+		ContainerId: "c1", Linux: &criv1.LinuxContainerResources{MemoryLimitInBytes: 5}, Annotations: map[string]string{"of": "c1"},
 	}))
 	got := map[string][2]int64{}
 	for _, u := range b.sandboxd.Updates() {
+		if of := u.GetAnnotations()["of"]; (of == "c1") != (u.GetContainerId() == "c1") {
+			t.Errorf("the update of %s has the annotations of %q", u.GetContainerId(), of)
+		}
 		got[u.GetContainerId()] = [2]int64{u.GetLinux().GetMemoryLimitInBytes(), u.GetNri().GetMemory().GetLimit().GetValue()}
 	}
 	if diff := cmp.Diff(map[string][2]int64{"c1": {5, 7}, "c2": {0, 8}}, got); diff != "" {

@@ -34,6 +34,7 @@ func CreateContainer(req *criv1.CreateContainerRequest) error {
 		devices("config.devices", config.GetDevices()),
 		cdiDevices("config.CDI_devices", config.GetCDIDevices()),
 		linuxContainer("config.linux", config.GetLinux()),
+		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)
 }
@@ -96,6 +97,9 @@ func mounts(field string, mounts []*criv1.Mount) error {
 				return err
 			}
 		}
+		if m.GetImageSubPath() != "" && m.GetImage().GetImage() == "" {
+			return invalid(at+".image_sub_path", "must be empty without an image")
+		}
 		if hasDotDot(m.GetImageSubPath()) || filepath.IsAbs(m.GetImageSubPath()) {
 			return invalid(at+".image_sub_path", "must be a path inside the image")
 		}
@@ -153,6 +157,7 @@ func UpdateContainerResources(req *criv1.UpdateContainerResourcesRequest) error 
 	return firstError(
 		ID("container_id", req.GetContainerId()),
 		resources("linux", req.GetLinux()),
+		absent("windows", req.GetWindows()),
 		Message(req),
 	)
 }

@@ -26,6 +26,7 @@ func RunPodSandbox(req *criv1.RunPodSandboxRequest) error {
 		dns("config.dns_config", config.GetDnsConfig()),
 		portMappings("config.port_mappings", config.GetPortMappings()),
 		linuxSandbox("config.linux", config.GetLinux()),
+		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)
 }
@@ -101,8 +102,38 @@ func portMappings(field string, mappings []*criv1.PortMapping) error {
 				return invalid(at+".host_ip", "%q is not an IP address", ip)
 			}
 		}
+		if j := slices.IndexFunc(mappings[:i], func(other *criv1.PortMapping) bool { return conflict(m, other) }); j >= 0 {
+			return invalid(at, "claims the host port of %s[%d] for another container port", field, j)
+		}
 	}
 	return nil
+}
+
+// conflict says whether two mappings want one port of the node for different ports of the pod.
+// A port on all addresses meets the same port on each of them.
+func conflict(a, b *criv1.PortMapping) bool {
+	return a.GetHostPort() != 0 && a.GetHostPort() == b.GetHostPort() && a.GetProtocol() == b.GetProtocol() &&
+		a.GetContainerPort() != b.GetContainerPort() && overlap(a.GetHostIp(), b.GetHostIp())
+}
+
+func overlap(a, b string) bool {
+	first, second := hostAddr(a), hostAddr(b)
+	switch {
+	case !first.IsValid() || !second.IsValid():
+		return true
+	case first.IsUnspecified() || second.IsUnspecified():
+		return first.Is4() == second.Is4()
+	}
+	return first == second
+}
+
+// hostAddr is the address of a mapping; one that names none is not valid.
+func hostAddr(ip string) netip.Addr {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return addr.Unmap()
 }
 
 func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
@@ -114,6 +145,9 @@ func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
 			return invalid(field+".sysctls", "%q is not the name of a sysctl", key)
 		}
 	}
+	if linux.GetSecurityContext().GetNamespaceOptions().GetPid() == criv1.NamespaceMode_TARGET {
+		return invalid(field+".security_context.namespace_options.pid", "must not be TARGET for a sandbox")
+	}
 	return firstError(
 		resources(field+".overhead", linux.GetOverhead()),
 		resources(field+".resources", linux.GetResources()),
@@ -122,11 +156,28 @@ func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
 	)
 }
 
+// namespaces checks the modes. A pod has one network and one IPC namespace, or the node's: no
+// container gets one of its own, or another container's.
 func namespaces(field string, ns *criv1.NamespaceOption) error {
+	for _, shared := range []struct {
+		name string
+		mode criv1.NamespaceMode
+	}{
+		{"network", ns.GetNetwork()},
+		{"ipc", ns.GetIpc()},
+		{"userns_options.mode", ns.GetUsernsOptions().GetMode()},
+	} {
+		if m := shared.mode; m == criv1.NamespaceMode_CONTAINER || m == criv1.NamespaceMode_TARGET {
+			return invalid(field+"."+shared.name, "must be POD or NODE, is %s", m)
+		}
+	}
 	if ns.GetPid() == criv1.NamespaceMode_TARGET && ns.GetTargetId() == "" {
 		return invalid(field+".target_id", "must be set with pid mode TARGET")
 	}
 	if id := ns.GetTargetId(); id != "" {
+		if ns.GetPid() != criv1.NamespaceMode_TARGET {
+			return invalid(field+".target_id", "must be empty unless pid is TARGET")
+		}
 		return ID(field+".target_id", id)
 	}
 	return nil

@@ -162,6 +162,15 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
+// absent refuses a section that is for nodes of another system. One that says nothing is no
+// request.
+func absent(field string, m proto.Message) error {
+	if m.ProtoReflect().IsValid() && proto.Size(m) > 0 {
+		return invalid(field, "must not be set, the node runs Linux")
+	}
+	return nil
+}
+
 // Image checks an image specification that may name the image by name, tag, digest or id.
 func Image(field string, spec *criv1.ImageSpec) error {
 	if spec == nil {

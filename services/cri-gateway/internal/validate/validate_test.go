@@ -32,6 +32,10 @@ func sandboxConfig() *criv1.PodSandboxConfig {
 	}
 }
 
+func sandboxNamespaces(ns *criv1.NamespaceOption) *criv1.LinuxPodSandboxConfig {
+	return &criv1.LinuxPodSandboxConfig{SecurityContext: &criv1.LinuxSandboxSecurityContext{NamespaceOptions: ns}}
+}
+
 func TestRunPodSandbox(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -75,6 +79,48 @@ func TestRunPodSandbox(t *testing.T) {
 				NamespaceOptions: &criv1.NamespaceOption{Network: 17},
 			}}
 		}, "config.linux.security_context.namespace_options.network"},
+		{"two ports of the pod behind one of the node", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.PortMappings = []*criv1.PortMapping{{ContainerPort: 80, HostPort: 8080}, {ContainerPort: 81, HostPort: 8080, HostIp: "127.0.0.1"}}
+		}, "config.port_mappings[1]"},
+		{"two ports behind one of all IPv6 addresses", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.PortMappings = []*criv1.PortMapping{{ContainerPort: 80, HostPort: 8080, HostIp: "::"}, {ContainerPort: 81, HostPort: 8080, HostIp: "::1"}}
+		}, "config.port_mappings[1]"},
+		{"ports that go together", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.PortMappings = []*criv1.PortMapping{
+				{ContainerPort: 80, HostPort: 8080, HostIp: "127.0.0.1"},
+				{ContainerPort: 81, HostPort: 8080, HostIp: "127.0.0.2"},
+				{ContainerPort: 82, HostPort: 8080, HostIp: "::"},
+				{ContainerPort: 81, HostPort: 8080, Protocol: criv1.Protocol_UDP},
+				{ContainerPort: 81, HostPort: 8080, Protocol: criv1.Protocol_SCTP},
+				{ContainerPort: 80, HostPort: 8080, HostIp: "127.0.0.1"}, // the same once more
+				{ContainerPort: 1}, {ContainerPort: 2}, // exposed nowhere
+			}
+		}, ""},
+		{"network of its own for each container", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = sandboxNamespaces(&criv1.NamespaceOption{Network: criv1.NamespaceMode_CONTAINER})
+		}, "config.linux.security_context.namespace_options.network"},
+		{"IPC of a target", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = sandboxNamespaces(&criv1.NamespaceOption{Ipc: criv1.NamespaceMode_TARGET})
+		}, "config.linux.security_context.namespace_options.ipc"},
+		{"users of each container", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = sandboxNamespaces(&criv1.NamespaceOption{UsernsOptions: &criv1.UserNamespace{Mode: criv1.NamespaceMode_CONTAINER}})
+		}, "config.linux.security_context.namespace_options.userns_options.mode"},
+		{"sandbox with a target", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = sandboxNamespaces(&criv1.NamespaceOption{Pid: criv1.NamespaceMode_TARGET, TargetId: "a"})
+		}, "config.linux.security_context.namespace_options.pid"},
+		{"target of another mode", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = sandboxNamespaces(&criv1.NamespaceOption{TargetId: "a"})
+		}, "config.linux.security_context.namespace_options.target_id"},
+		{"overhead", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = &criv1.LinuxPodSandboxConfig{Overhead: &criv1.LinuxContainerResources{MemoryLimitInBytes: -2}}
+		}, "config.linux.overhead.memory_limit_in_bytes"},
+		{"sysctl", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Linux = &criv1.LinuxPodSandboxConfig{Sysctls: map[string]string{"": "1"}}
+		}, "config.linux.sysctls"},
+		{"Windows", func(r *criv1.RunPodSandboxRequest) {
+			r.Config.Windows = &criv1.WindowsPodSandboxConfig{SecurityContext: &criv1.WindowsSandboxSecurityContext{HostProcess: true}}
+		}, "config.windows"},
+		{"empty Windows", func(r *criv1.RunPodSandboxRequest) { r.Config.Windows = &criv1.WindowsPodSandboxConfig{} }, ""},
 		{"cgroup parent", func(r *criv1.RunPodSandboxRequest) {
 			r.Config.Linux = &criv1.LinuxPodSandboxConfig{CgroupParent: "/a/../../b"}
 		}, "config.linux.cgroup_parent"},
@@ -127,6 +173,18 @@ func TestCreateContainer(t *testing.T) {
 		{"propagation", func(r *criv1.CreateContainerRequest) {
 			r.Config.Mounts = []*criv1.Mount{{HostPath: "/a", ContainerPath: "/b", Propagation: 4}}
 		}, "config.mounts[0].propagation"},
+		{"path in an image that is not named", func(r *criv1.CreateContainerRequest) {
+			r.Config.Mounts = []*criv1.Mount{{HostPath: "/a", ContainerPath: "/b", ImageSubPath: "c"}}
+		}, "config.mounts[0].image_sub_path"},
+		{"path out of an image", func(r *criv1.CreateContainerRequest) {
+			r.Config.Mounts = []*criv1.Mount{{Image: &criv1.ImageSpec{Image: "a"}, ContainerPath: "/b", ImageSubPath: "../c"}}
+		}, "config.mounts[0].image_sub_path"},
+		{"image and host path", func(r *criv1.CreateContainerRequest) {
+			r.Config.Mounts = []*criv1.Mount{{Image: &criv1.ImageSpec{Image: "a"}, ContainerPath: "/b", HostPath: "/c"}}
+		}, "config.mounts[0]"},
+		{"Windows", func(r *criv1.CreateContainerRequest) {
+			r.Config.Windows = &criv1.WindowsContainerConfig{Resources: &criv1.WindowsContainerResources{CpuCount: 1}}
+		}, "config.windows"},
 		{"stop signal", func(r *criv1.CreateContainerRequest) { r.Config.StopSignal = 999 }, "config.stop_signal"},
 		{"device", func(r *criv1.CreateContainerRequest) {
 			r.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", Permissions: "rx"}}
@@ -174,6 +232,9 @@ func TestOtherCalls(t *testing.T) {
 		{"update of shares", validate.UpdateContainerResources(&criv1.UpdateContainerResourcesRequest{
 			ContainerId: "a", Linux: &criv1.LinuxContainerResources{CpuShares: -1},
 		}), "linux.cpu_shares"},
+		{"update for Windows", validate.UpdateContainerResources(&criv1.UpdateContainerResourcesRequest{
+			ContainerId: "a", Windows: &criv1.WindowsContainerResources{CpuShares: 1},
+		}), "windows"},
 		{"pod update", validate.UpdatePodSandboxResources(&criv1.UpdatePodSandboxResourcesRequest{
 			PodSandboxId: "a", Resources: &criv1.LinuxContainerResources{CpuPeriod: -1},
 		}), "resources.cpu_period"},
