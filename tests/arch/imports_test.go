@@ -30,7 +30,7 @@ func layers() map[string]map[string]layer {
 		},
 		"sandboxd": {
 			"api": handler, "app": wiring, "config": settings, "inspect": wiring,
-			"containerio": adapter, "controller": adapter, "image": adapter, "namespaces": adapter,
+			"apparmor": adapter, "classes": adapter, "containerio": adapter, "controller": adapter, "image": adapter, "namespaces": adapter,
 			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
 			"reserve": adapter, "rootfs": adapter,
 			"shim": adapter, "stats": adapter, "store": adapter,

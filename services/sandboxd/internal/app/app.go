@@ -30,6 +30,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/api"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/classes"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
@@ -97,12 +98,13 @@ type App struct {
 	rootfs    *rootfs.Rootfs
 	// layerUsage remembers what writable layers take.
 	layerUsage *layerusage.Cache
+	classes    *classes.Classes
 	features   map[string]*criv1.RuntimeHandlerFeatures // by handler
 }
 
 // New opens the stores and builds every part; nothing is started. Close what it returns.
 func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *App, err error) {
-	a := &App{cfg: cfg, tel: tel, work: api.NewWork(tel.Log)}
+	a := &App{cfg: cfg, tel: tel, work: api.NewWork(tel.Log), classes: new(classes.Classes)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Close())
@@ -154,14 +156,18 @@ func (a *App) buildEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	err = a.classes.Load(cfg.Runtime.RDTFile, cfg.Runtime.BlockIOFile)
+	if err != nil {
+		return err
+	}
 	a.network = network.New(networkConfig(cfg), tel.Log, tel.Tracer)
-	inject := ocispec.CDIFromFolders([]string{"/etc/cdi", "/var/run/cdi"})
+	inject := cdi(cfg)
 	init, err := initBinary(cfg)
 	if err != nil {
 		return err
 	}
 	specs := specPort{
-		builder:    ocispec.New(a.host, ocispec.Options{UnsetSeccomp: unsetSeccomp(cfg), InjectCDI: inject}),
+		builder:    ocispec.New(a.host, a.specOptions(ctx, inject)),
 		inject:     inject,
 		initBinary: init,
 		systemd:    systemdCgroup(cfg),

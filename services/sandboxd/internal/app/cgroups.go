@@ -34,3 +34,12 @@ func (cgroupPort) Clear(ctx context.Context, id, cgroupsPath string) error {
 	}
 	return group.Remove()
 }
+
+// SetOOMScore implements engine.Cgroups.
+func (cgroupPort) SetOOMScore(_ context.Context, id, cgroupsPath string, from, to int) error {
+	group, err := cgroup.Find(id, cgroupsPath)
+	if err != nil {
+		return err
+	}
+	return group.SetOOMScore(from, to)
+}

@@ -3,12 +3,15 @@ package app
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/apparmor"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
@@ -23,6 +26,38 @@ type specPort struct {
 }
 
 var _ engine.Specs = specPort{}
+
+// specOptions are the policies of specifications. A default AppArmor profile that cannot be
+// loaded does not keep pods from starting, except those that ask for it.
+func (a *App) specOptions(ctx context.Context, inject func(*specs.Spec, []string) error) ocispec.Options {
+	cfg := a.cfg.Runtime
+	opts := ocispec.Options{
+		UnsetSeccomp: unsetSeccomp(a.cfg), InjectCDI: inject, Classes: a.classes,
+		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(a.cfg),
+	}
+	if !a.host.AppArmor {
+		return opts
+	}
+	opts.AppArmorLoaded = apparmor.Loaded
+	if cfg.AppArmor == "" {
+		return opts
+	}
+	err := apparmor.LoadDefault(cfg.AppArmor)
+	if err != nil {
+		a.tel.Log.ErrorContext(ctx, "containers that name no AppArmor profile run without one", slog.Any("error", err))
+		return opts
+	}
+	opts.AppArmorProfile = cfg.AppArmor
+	return opts
+}
+
+// cdi is what injects CDI devices; nil without folders that describe any.
+func cdi(cfg config.Config) func(*specs.Spec, []string) error {
+	if len(cfg.Runtime.CDIDirs) == 0 {
+		return nil
+	}
+	return ocispec.CDIFromFolders(cfg.Runtime.CDIDirs)
+}
 
 func (p specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec, engine.SpecResult, error) {
 	input := ocispec.Input{
@@ -112,6 +147,9 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 		spec.Linux.Resources = &specs.LinuxResources{}
 	}
 	ocispec.MergeOCIResources(spec.Linux.Resources, change)
+	if r.GetOomScoreAdj() != 0 && spec.Process != nil {
+		spec.Process.OOMScoreAdj = new(p.builder.OOMScore(r.GetOomScoreAdj()))
+	}
 	return change, nil
 }
 

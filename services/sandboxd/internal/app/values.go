@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -71,6 +73,15 @@ func unsetSeccomp(cfg config.Config) string {
 		return "runtime/default"
 	}
 	return ""
+}
+
+// rlimits are the configured limits by the names of OCI.
+func rlimits(cfg config.Config) map[string]ocispec.Rlimit {
+	out := make(map[string]ocispec.Rlimit, len(cfg.Runtime.Ulimits))
+	for name, l := range cfg.Runtime.Ulimits {
+		out["RLIMIT_"+strings.ToUpper(name)] = ocispec.Rlimit{Soft: l.Soft, Hard: l.Hard}
+	}
+	return out
 }
 
 func handlers(cfg config.Config) map[string]pod.Handler {

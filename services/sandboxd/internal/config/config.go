@@ -51,8 +51,20 @@ type Runtime struct {
 	SeccompDefault bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
 	UnprivPorts    bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
 	UnprivICMP     bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`
+	AppArmor       string             `toml:"apparmor_profile" comment:"Default AppArmor profile; made and loaded if the host has AppArmor and none of this name is loaded."`
+	RDTFile        string             `toml:"rdt_config_file" comment:"Classes of cache and memory bandwidth in goresctrl's form, which pods choose by annotation; empty: none."`
+	BlockIOFile    string             `toml:"blockio_config_file" comment:"Classes of block I/O in goresctrl's form, which pods choose by annotation; empty: none."`
+	CDIDirs        []string           `toml:"cdi_spec_dirs" comment:"Folders of CDI device descriptions; later ones win. None switches CDI off."`
+	RejectMissing  bool               `toml:"reject_missing_mount_sources" comment:"Refuse a mount whose source is missing, instead of making a folder."`
+	Ulimits        map[string]Ulimit  `toml:"ulimits" comment:"Limits of every container by name, such as \"nofile\"; lowered to what sandboxd itself may give."`
 	Shim           Shim               `toml:"shim"`
 	Handlers       map[string]Handler `toml:"handlers"`
+}
+
+// Ulimit is a limit of a process.
+type Ulimit struct {
+	Soft uint64 `toml:"soft"`
+	Hard uint64 `toml:"hard"`
 }
 
 // Shim are the time limits of the shim manager.
@@ -122,6 +134,7 @@ func Default() Config {
 			DefaultHandler: "runc", CgroupDriver: "cgroupfs",
 			SessionGrace: config.Duration(10 * time.Second),
 			UnprivPorts:  true, UnprivICMP: true,
+			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{},
 			Shim: Shim{
 				StartTimeout:    config.Duration(10 * time.Second),
 				LoadTimeout:     config.Duration(5 * time.Second),
@@ -160,6 +173,12 @@ func (c Config) Validate() error {
 	)
 }
 
+// ulimits are the limits that Linux has.
+var ulimits = []string{
+	"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime",
+	"sigpending", "stack",
+}
+
 // Validate checks the section.
 func (r Runtime) Validate() error {
 	errs := []error{
@@ -167,6 +186,24 @@ func (r Runtime) Validate() error {
 		duration("session_grace", r.SessionGrace), duration("shim.start_timeout", r.Shim.StartTimeout),
 		duration("shim.load_timeout", r.Shim.LoadTimeout), duration("shim.cleanup_timeout", r.Shim.CleanupTimeout),
 		duration("shim.shutdown_timeout", r.Shim.ShutdownTimeout),
+	}
+	for _, file := range []struct{ key, path string }{
+		{"rdt_config_file", r.RDTFile}, {"blockio_config_file", r.BlockIOFile}, {"init_binary", r.InitBinary},
+	} {
+		if file.path != "" {
+			errs = append(errs, absolute(file.key, file.path))
+		}
+	}
+	for _, dir := range r.CDIDirs {
+		errs = append(errs, absolute("cdi_spec_dirs", dir))
+	}
+	for name, l := range r.Ulimits {
+		if !slices.Contains(ulimits, name) {
+			errs = append(errs, fmt.Errorf("ulimits.%s: is unknown, write one of %q", name, ulimits))
+		}
+		if l.Soft > l.Hard {
+			errs = append(errs, fmt.Errorf("ulimits.%s.soft: %d is more than the hard limit %d", name, l.Soft, l.Hard))
+		}
 	}
 	if _, ok := r.Handlers[r.DefaultHandler]; !ok {
 		errs = append(errs, fmt.Errorf("default_handler: %q is not in [runtime.handlers]", r.DefaultHandler))

@@ -46,6 +46,11 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"ip_preference":            func(c *Config) { c.Network.IPPreference = "ipx" },
 		"bin_dirs":                 func(c *Config) { c.Network.BinDirs = nil },
 		"session_grace":            func(c *Config) { c.Runtime.SessionGrace = 0 },
+		"rdt_config_file":          func(c *Config) { c.Runtime.RDTFile = "classes.yaml" },
+		"blockio_config_file":      func(c *Config) { c.Runtime.BlockIOFile = "classes.yaml" },
+		"cdi_spec_dirs":            func(c *Config) { c.Runtime.CDIDirs = []string{"cdi"} },
+		"ulimits.nofiles":          func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofiles": {}} },
+		"ulimits.nofile.soft":      func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofile": {Soft: 2, Hard: 1}} },
 		"bus.outbox_limit":         func(c *Config) { c.Bus.OutboxLimit = -1 },
 	} {
 		cfg := Default()

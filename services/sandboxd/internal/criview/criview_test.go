@@ -42,11 +42,11 @@ func TestContainerStatus(t *testing.T) {
 	rec := &recordv1.Container{
 		Id: "c", SandboxId: "s", State: recordv1.ContainerState_CONTAINER_STATE_EXITED, ExitCode: 137, Reason: "OOMKilled",
 		CreatedAt: &timestamppb.Timestamp{Seconds: 1}, StartedAt: &timestamppb.Timestamp{Seconds: 2}, FinishedAt: &timestamppb.Timestamp{Seconds: 3},
-		Config:     &criv1.ContainerConfig{Image: &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "busybox"}},
+		Config:     &criv1.ContainerConfig{Image: &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "busybox", Annotations: map[string]string{"a": "b"}}},
 		StopSignal: "SIGRTMIN+3", ImageRef: "busybox@sha256:2", ImageId: "sha256:1",
 	}
 	got := ContainerStatus(rec)
-	if got.GetImage().GetImage() != "busybox" || got.GetImageRef() != "busybox@sha256:2" || got.GetImageId() != "sha256:1" {
+	if got.GetImage().GetImage() != "busybox" || got.GetImage().GetAnnotations()["a"] != "b" || got.GetImageRef() != "busybox@sha256:2" || got.GetImageId() != "sha256:1" {
 		t.Errorf("image = %v, %s, %s", got.GetImage(), got.GetImageRef(), got.GetImageId())
 	}
 	if got.GetStopSignal() != criv1.Signal_SIGNAL_SIGRTMINPLUS3 {
@@ -84,8 +84,12 @@ func TestFilters(t *testing.T) {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
 		}
 	}
-	c := &criv1.Container{Id: "abc", PodSandboxId: "pod1", State: criv1.ContainerState_CONTAINER_RUNNING}
+	c := &criv1.Container{Id: "abc", PodSandboxId: "pod1", Labels: map[string]string{"k": "v"}, State: criv1.ContainerState_CONTAINER_RUNNING}
 	exited := &criv1.ContainerStateValue{State: criv1.ContainerState_CONTAINER_EXITED}
+	if !MatchContainer(c, &criv1.ContainerFilter{Id: "ab", LabelSelector: map[string]string{"k": "v"}}) ||
+		MatchContainer(c, &criv1.ContainerFilter{Id: "ac"}) || MatchContainer(c, &criv1.ContainerFilter{LabelSelector: map[string]string{"k": "w"}}) {
+		t.Error("container filters by id and label do not match as they should")
+	}
 	if !MatchContainer(c, &criv1.ContainerFilter{PodSandboxId: "pod1"}) || MatchContainer(c, &criv1.ContainerFilter{PodSandboxId: "pod2"}) ||
 		MatchContainer(c, &criv1.ContainerFilter{State: exited}) || !MatchContainer(c, nil) {
 		t.Error("container filters do not match as they should")

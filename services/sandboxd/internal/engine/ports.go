@@ -298,8 +298,9 @@ type Specs interface {
 	Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources
 	// MergeNRI is Merge for an update by an NRI plugin.
 	MergeNRI(current *criv1.LinuxContainerResources, update *nri.LinuxResources) *criv1.LinuxContainerResources
-	// SetResources writes resources into a specification, over them what a plugin wants
-	// (nil for nothing), and returns what a runtime's update call needs.
+	// SetResources writes resources and an OOM score adjustment other than zero into a
+	// specification, over them what a plugin wants (nil for nothing), and returns what a
+	// runtime's update call needs.
 	SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error)
 	// Resources reads back the resources that a specification has.
 	Resources(spec *specs.Spec) *criv1.LinuxContainerResources
@@ -325,4 +326,7 @@ type Cgroups interface {
 	// cgroup. One that does not name the id is left alone, and one that is gone is not an
 	// error.
 	Clear(ctx context.Context, id, cgroupsPath string) error
+	// SetOOMScore changes the OOM score adjustment of a container's processes that have the
+	// value from. Errors: ErrInvalidArgument for a cgroup that is not the container's own.
+	SetOOMScore(ctx context.Context, id, cgroupsPath string, from, to int) error
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
@@ -41,9 +42,14 @@ func (e *Engine) UpdateContainer(ctx context.Context, id string, linux *criv1.Li
 	if err != nil {
 		return ContainerView{}, err
 	}
+	before := oomScore(spec)
 	change, err := e.p.Specs.SetResources(spec, wanted, plugin)
 	if err != nil {
 		return ContainerView{}, fmt.Errorf("container %q: %w", id, err)
+	}
+	score := oomScore(spec)
+	if score != nil {
+		wanted.OomScoreAdj = int64(*score) // what the node can give
 	}
 	encoded, err := json.Marshal(spec)
 	if err != nil {
@@ -51,6 +57,9 @@ func (e *Engine) UpdateContainer(ctx context.Context, id string, linux *criv1.Li
 	}
 	if rec.GetState() == containerRunning {
 		err = e.p.Tasks.Update(ctx, c.sandbox.id, id, change, annotations)
+		if err == nil {
+			err = e.setOOMScore(ctx, c, before, score)
+		}
 		if err != nil {
 			undo(ctx, func(ctx context.Context) { e.restoreResources(ctx, c, rec) })
 			return ContainerView{}, fmt.Errorf("container %q: %w", id, err)
@@ -66,6 +75,23 @@ func (e *Engine) UpdateContainer(ctx context.Context, id string, linux *criv1.Li
 		return ContainerView{}, err
 	}
 	return e.view(c), nil
+}
+
+// oomScore is the OOM score adjustment of a specification; nil for none.
+func oomScore(spec *specs.Spec) *int {
+	if spec.Process == nil {
+		return nil
+	}
+	return spec.Process.OOMScoreAdj
+}
+
+// setOOMScore changes the OOM score adjustment of what runs in a container. OCI runtimes set it
+// only when they start a process.
+func (e *Engine) setOOMScore(ctx context.Context, c *container, before, after *int) error {
+	if before == nil || after == nil || *before == *after {
+		return nil
+	}
+	return e.p.Cgroups.SetOOMScore(ctx, c.id, c.rec.Load().GetCgroupsPath(), *before, *after)
 }
 
 // restoreResources brings a cgroup back to what the record says after a change that was

@@ -471,6 +471,8 @@ type cgroups struct{ w *world }
 
 func (cgroups) OOMKills(string) uint64 { return 0 }
 
+func (g cgroups) SetOOMScore(context.Context, string, string, int, int) error { return nil }
+
 func (g cgroups) Clear(_ context.Context, id, _ string) error {
 	return g.w.do("cgroups.clear", func() { delete(g.w.holds, "cgroup "+id) })
 }

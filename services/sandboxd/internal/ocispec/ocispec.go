@@ -69,12 +69,24 @@ type Options struct {
 	// AppArmorProfile is the name of the loaded profile that stands for the runtime's
 	// default; empty means that there is none and such containers run unconfined.
 	AppArmorProfile string
+	// AppArmorLoaded says whether the kernel knows a profile of this name; nil leaves that to
+	// the OCI runtime.
+	AppArmorLoaded func(name string) (bool, error)
 	// RejectMissingMountSources makes a missing mount source an error.
 	RejectMissingMountSources bool
 	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
 	Rlimits map[string]Rlimit
+	// Classes are the configured classes of RDT and block I/O; nil means that there are none.
+	Classes Classes
 	// InjectCDI adds CDI devices to a specification; nil means that CDI is not available.
 	InjectCDI func(*specs.Spec, []string) error
+}
+
+// Classes are resources that pods choose by annotation. Both return nil if the annotations of a
+// container and its pod ask for nothing.
+type Classes interface {
+	RDT(container string, own, pod map[string]string) (*specs.LinuxIntelRdt, error)
+	BlockIO(container string, own, pod map[string]string) (*specs.LinuxBlockIO, error)
 }
 
 // Rlimit is a POSIX resource limit.
@@ -126,7 +138,7 @@ func (b *Builder) Build(in Input) (*specs.Spec, Result, error) {
 	d := &draft{Builder: b, in: in, spec: spec, sc: in.Config.GetLinux().GetSecurityContext()}
 	for _, step := range []func() error{
 		d.check, d.process, d.user, d.capabilities, d.namespaces, d.resources, d.devices,
-		d.mounts, d.security, d.annotations, d.cdi,
+		d.classes, d.mounts, d.security, d.annotations, d.cdi,
 	} {
 		if err := step(); err != nil {
 			d.result.Undo()
@@ -158,6 +170,29 @@ func (d *draft) check() error {
 	}
 	d.spec.Root = &specs.Root{Path: "rootfs", Readonly: d.sc.GetReadonlyRootfs()}
 	d.spec.Linux.CgroupsPath = d.in.CgroupsPath
+	return nil
+}
+
+// classes sets what the annotations choose.
+func (d *draft) classes() error {
+	if d.opts.Classes == nil {
+		return nil
+	}
+	name, own, ofPod := d.in.Config.GetMetadata().GetName(), d.in.Config.GetAnnotations(), d.in.SandboxConfig.GetAnnotations()
+	rdt, err := d.opts.Classes.RDT(name, own, ofPod)
+	if err != nil {
+		return err
+	}
+	if rdt != nil {
+		d.spec.Linux.IntelRdt = rdt
+	}
+	block, err := d.opts.Classes.BlockIO(name, own, ofPod)
+	if err != nil {
+		return err
+	}
+	if block != nil {
+		d.spec.Linux.Resources.BlockIO = block
+	}
 	return nil
 }
 

@@ -38,7 +38,7 @@ func (d *draft) process() error {
 		setRlimit(p, name, d.host.clampRlimit(name, d.opts.Rlimits[name]))
 	}
 	if r := config.GetLinux().GetResources(); r != nil {
-		p.OOMScoreAdj = new(d.host.clampOOMScore(int(r.GetOomScoreAdj())))
+		p.OOMScoreAdj = new(d.OOMScore(r.GetOomScoreAdj()))
 	}
 	d.result.StopSignal = stopSignal(config.GetStopSignal(), image.StopSignal)
 	return nil
@@ -163,6 +163,9 @@ func (h Host) clampOOMScore(adj int) int {
 	}
 	return max(adj, h.OOMScoreAdj)
 }
+
+// OOMScore is the OOM score adjustment that a container gets who asks for one.
+func (b *Builder) OOMScore(asked int64) int { return b.host.clampOOMScore(int(asked)) }
 
 // ExecProcess returns a further process for a container with the given specification: it
 // has everything of the container's first process but the command and the terminal.

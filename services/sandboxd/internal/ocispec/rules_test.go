@@ -66,6 +66,24 @@ func TestRefusals(t *testing.T) {
 		{"seccomp profile that is a folder", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("/") }, errdefs.ErrInvalidArgument},
 		{"seccomp profile of another kind", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("/proc/self/status") }, errdefs.ErrInvalidArgument},
 		{"AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().Apparmor = localhost("mine") }, errdefs.ErrFailedPrecondition},
+		{"default AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().Apparmor = &criv1.SecurityProfile{} }, errdefs.ErrFailedPrecondition},
+		{"default AppArmor profile that is not loaded", func(in *Input, h *Host, _ *Options) {
+			h.AppArmor = true
+			in.sc().Apparmor = &criv1.SecurityProfile{}
+		}, errdefs.ErrFailedPrecondition},
+		{"AppArmor profile that is not loaded", func(in *Input, h *Host, o *Options) {
+			h.AppArmor = true
+			o.AppArmorLoaded = func(string) (bool, error) { return false, nil }
+			in.sc().Apparmor = localhost("mine")
+		}, errdefs.ErrNotFound},
+		{"AppArmor profile without a name", func(in *Input, h *Host, _ *Options) {
+			h.AppArmor = true
+			in.sc().Apparmor = localhost("")
+		}, errdefs.ErrInvalidArgument},
+		{"class that is not configured", func(in *Input, _ *Host, o *Options) {
+			o.Classes = noClasses{}
+			in.Config.Annotations = map[string]string{"io.kubernetes.cri.rdt-class": "gold"}
+		}, errdefs.ErrFailedPrecondition},
 		{"old AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().ApparmorProfile = "localhost/mine" }, errdefs.ErrFailedPrecondition}, //nolint:staticcheck // old clients
 		{"SELinux options without SELinux", func(in *Input, _ *Host, _ *Options) {
 			in.sc().SelinuxOptions = &criv1.SELinuxOption{Level: "s0:c1,c2"}
@@ -94,6 +112,97 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("error %v, want %v", err, tt.want)
 			}
 		})
+	}
+}
+
+// noClasses refuses every class, knownClasses gives what the annotation says.
+type (
+	noClasses    struct{}
+	knownClasses struct{}
+)
+
+func (noClasses) RDT(_ string, own, _ map[string]string) (*specs.LinuxIntelRdt, error) {
+	if len(own) == 0 {
+		return nil, nil
+	}
+	return nil, errdefs.ErrFailedPrecondition
+}
+
+func (noClasses) BlockIO(string, map[string]string, map[string]string) (*specs.LinuxBlockIO, error) {
+	return nil, nil
+}
+
+func (knownClasses) RDT(_ string, own, _ map[string]string) (*specs.LinuxIntelRdt, error) {
+	return &specs.LinuxIntelRdt{ClosID: own["rdt"]}, nil
+}
+
+func (knownClasses) BlockIO(container string, _, ofPod map[string]string) (*specs.LinuxBlockIO, error) {
+	return &specs.LinuxBlockIO{Weight: new(uint16(len(container + ofPod["block"])))}, nil
+}
+
+func TestClasses(t *testing.T) {
+	t.Parallel()
+	in := input()
+	in.Config.Annotations = map[string]string{"rdt": "gold"}
+	in.SandboxConfig.Annotations = map[string]string{"block": "1234567"}
+	spec, _ := build(t, testHost(), Options{Classes: knownClasses{}}, in)
+	if r := spec.Linux.IntelRdt; r == nil || r.ClosID != "gold" {
+		t.Errorf("RDT %+v", r)
+	}
+	if b := spec.Linux.Resources.BlockIO; b == nil || *b.Weight != 10 {
+		t.Errorf("block I/O %+v", b)
+	}
+	spec, _ = build(t, testHost(), Options{Classes: noClasses{}}, input())
+	if spec.Linux.IntelRdt != nil || spec.Linux.Resources.BlockIO != nil {
+		t.Errorf("classes that nobody asked for: %+v, %+v", spec.Linux.IntelRdt, spec.Linux.Resources.BlockIO)
+	}
+}
+
+// TestInitSecurity is what the pod's own process makes of the pod's security context.
+func TestInitSecurity(t *testing.T) {
+	t.Parallel()
+	with := testHost()
+	with.AppArmor = true
+	run := func(h Host, sc *criv1.LinuxSandboxSecurityContext) (*specs.Spec, error) {
+		cfg := input().SandboxConfig
+		cfg.Linux.SecurityContext = sc
+		return New(h, Options{AppArmorProfile: "crisp-default"}).BuildInit(InitInput{SandboxID: "s", SandboxConfig: cfg})
+	}
+	id := func(v int64) *criv1.Int64Value { return &criv1.Int64Value{Value: v} }
+	spec, err := run(with, &criv1.LinuxSandboxSecurityContext{
+		RunAsUser: id(1000), RunAsGroup: id(2000), SupplementalGroups: []int64{3000, 3000}, ReadonlyRootfs: true,
+		Seccomp:  &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Unconfined},
+		Apparmor: &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Localhost, LocalhostRef: "mine"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := specs.User{UID: 1000, GID: 2000, AdditionalGids: []uint32{3000}}
+	if diff := cmp.Diff(want, spec.Process.User); diff != "" {
+		t.Errorf("user (-want +got):\n%s", diff)
+	}
+	if spec.Linux.Seccomp != nil || spec.Process.ApparmorProfile != "mine" || !spec.Root.Readonly {
+		t.Errorf("seccomp %+v, apparmor %q, root %+v", spec.Linux.Seccomp, spec.Process.ApparmorProfile, spec.Root)
+	}
+	spec, err = run(with, nil)
+	if err != nil || spec.Linux.Seccomp == nil || spec.Process.ApparmorProfile != "crisp-default" {
+		t.Errorf("without a context: %+v, %v", spec, err)
+	}
+	for name, bad := range map[string]struct {
+		sc   *criv1.LinuxSandboxSecurityContext
+		want error
+	}{
+		"group alone":     {&criv1.LinuxSandboxSecurityContext{RunAsGroup: id(1)}, errdefs.ErrInvalidArgument},
+		"negative user":   {&criv1.LinuxSandboxSecurityContext{RunAsUser: id(-1)}, errdefs.ErrInvalidArgument},
+		"negative group":  {&criv1.LinuxSandboxSecurityContext{SupplementalGroups: []int64{-1}}, errdefs.ErrInvalidArgument},
+		"no seccomp file": {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "localhost//no/such"}, errdefs.ErrNotFound},
+		"AppArmor":        {&criv1.LinuxSandboxSecurityContext{Apparmor: &criv1.SecurityProfile{}}, errdefs.ErrFailedPrecondition},
+		"SELinux":         {&criv1.LinuxSandboxSecurityContext{SelinuxOptions: &criv1.SELinuxOption{Level: "s0"}}, errdefs.ErrFailedPrecondition},
+		"old spelling":    {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "odd"}, errdefs.ErrInvalidArgument},
+	} {
+		if _, err := run(testHost(), bad.sc); !errors.Is(err, bad.want) {
+			t.Errorf("%s: error %v, want %v", name, err, bad.want)
+		}
 	}
 }
 
@@ -298,9 +407,9 @@ func TestAppArmor(t *testing.T) {
 		want    string
 	}{
 		{"absent, unset", testHost(), nil, ""},
-		{"absent, default", testHost(), &criv1.SecurityProfile{}, ""},
 		{"absent, unconfined", testHost(), &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Unconfined}, ""},
 		{"present, unset", with, nil, "crisp-default"},
+		{"present, default", with, &criv1.SecurityProfile{}, "crisp-default"},
 		{"present, unconfined", with, &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Unconfined}, ""},
 		{"present, named", with, &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Localhost, LocalhostRef: "mine"}, "mine"},
 	} {
@@ -358,6 +467,34 @@ func TestOOMScore(t *testing.T) {
 	} {
 		if got := tt.host.clampOOMScore(tt.adj); got != tt.want {
 			t.Errorf("%d: %d, want %d", tt.adj, got, tt.want)
+		}
+		in := input()
+		in.Config.Linux.Resources.OomScoreAdj = int64(tt.adj)
+		spec, _ := build(t, tt.host, Options{}, in)
+		if got := *spec.Process.OOMScoreAdj; got != tt.want {
+			t.Errorf("specification for %d: %d, want %d", tt.adj, got, tt.want)
+		}
+	}
+}
+
+func TestSELinuxOptions(t *testing.T) {
+	t.Parallel()
+	own, ofPod := &criv1.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0:c1"}, &criv1.SELinuxOption{Level: "s0:c2"}
+	for name, tt := range map[string]struct {
+		own, pod *criv1.SELinuxOption
+		want     []string
+	}{
+		"nothing":       {nil, nil, nil},
+		"empty":         {&criv1.SELinuxOption{}, nil, nil},
+		"the pod's":     {&criv1.SELinuxOption{}, ofPod, []string{"level:s0:c2"}},
+		"the container": {own, ofPod, []string{"user:u", "role:r", "type:t", "level:s0:c1"}},
+	} {
+		in := input()
+		in.sc().SelinuxOptions = tt.own
+		in.SandboxConfig.Linux.SecurityContext.SelinuxOptions = tt.pod
+		d := &draft{in: in, sc: in.sc()}
+		if got := labelOptions(d.selinuxOptions()); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}
 }

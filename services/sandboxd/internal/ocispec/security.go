@@ -130,28 +130,50 @@ func readSeccomp(file string) (*specs.LinuxSeccomp, error) {
 	return out, nil
 }
 
-// apparmor sets the profile. On a host without AppArmor only a profile that somebody named
-// is an error: the runtime's default stands for what the runtime can do there.
+// apparmor sets the profile. On a host without AppArmor every profile that somebody asked for
+// is an error; who asks for none runs without one there.
 func (d *draft) apparmor() error {
 	old := d.sc.GetApparmorProfile() //nolint:staticcheck // old clients still set it
 	p, err := profile(d.sc.GetApparmor(), old)
-	if err != nil {
+	if err != nil || d.privileged() {
 		return err
 	}
-	if p.GetProfileType() == criv1.SecurityProfile_Localhost && p.GetLocalhostRef() != "" {
-		if !d.host.AppArmor {
-			return fmt.Errorf("profile %q: the host has no AppArmor: %w", p.GetLocalhostRef(), errdefs.ErrFailedPrecondition)
+	d.spec.Process.ApparmorProfile, err = d.apparmorProfile(p)
+	return err
+}
+
+// apparmorProfile returns the name of a loaded profile, empty for none.
+func (b *Builder) apparmorProfile(p *criv1.SecurityProfile) (string, error) {
+	if !b.host.AppArmor {
+		if p == nil || p.GetProfileType() == criv1.SecurityProfile_Unconfined {
+			return "", nil
 		}
-		if !d.privileged() {
-			d.spec.Process.ApparmorProfile = strings.TrimPrefix(p.GetLocalhostRef(), profileLocalhost)
+		return "", fmt.Errorf("profile %s %q: the host has no AppArmor: %w", p.GetProfileType(), p.GetLocalhostRef(), errdefs.ErrFailedPrecondition)
+	}
+	switch {
+	case p.GetProfileType() == criv1.SecurityProfile_Unconfined:
+		return "", nil
+	case p.GetProfileType() == criv1.SecurityProfile_RuntimeDefault: // also nil
+		if p != nil && b.opts.AppArmorProfile == "" {
+			return "", fmt.Errorf("the runtime's default profile is not loaded: %w", errdefs.ErrFailedPrecondition)
 		}
-		return nil
+		return b.opts.AppArmorProfile, nil
 	}
-	unconfined := p.GetProfileType() == criv1.SecurityProfile_Unconfined
-	if d.host.AppArmor && !d.privileged() && !unconfined {
-		d.spec.Process.ApparmorProfile = d.opts.AppArmorProfile
+	name := strings.TrimPrefix(p.GetLocalhostRef(), profileLocalhost)
+	if name == "" {
+		return "", fmt.Errorf("localhost profile without a name: %w", errdefs.ErrInvalidArgument)
 	}
-	return nil
+	if b.opts.AppArmorLoaded == nil {
+		return name, nil
+	}
+	loaded, err := b.opts.AppArmorLoaded(name)
+	if err != nil {
+		return "", fmt.Errorf("profile %q: %w", name, err)
+	}
+	if !loaded {
+		return "", fmt.Errorf("profile %q is not loaded: %w", name, errdefs.ErrNotFound)
+	}
+	return name, nil
 }
 
 // selinux labels the process and its files as asked for. Without a request the host's

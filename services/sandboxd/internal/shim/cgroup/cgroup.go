@@ -197,6 +197,54 @@ func readPids(file string, into map[int]struct{}) error {
 	return nil
 }
 
+// scoreRounds bounds the search for processes that were forked while others were changed.
+const scoreRounds = 5
+
+// SetOOMScore changes the OOM score adjustment of the group's processes from one value to
+// another. A process that has given itself another value keeps it; one that ends meanwhile is
+// no error.
+func (g Group) SetOOMScore(from, to int) error {
+	for range scoreRounds {
+		pids, err := g.Pids()
+		if err != nil {
+			return err
+		}
+		changed := false
+		for _, pid := range pids {
+			one, err := setOOMScore(pid, from, to)
+			if err != nil {
+				return fmt.Errorf("oom_score_adj of container %q: %w", g.id, err)
+			}
+			changed = changed || one
+		}
+		if !changed {
+			return nil
+		}
+	}
+	return nil
+}
+
+func setOOMScore(pid, from, to int) (changed bool, err error) {
+	file := fmt.Sprintf("/proc/%d/oom_score_adj", pid)
+	have, err := os.ReadFile(file)
+	if err != nil {
+		return false, skipEnded(err)
+	}
+	if strings.TrimSpace(string(have)) != strconv.Itoa(from) {
+		return false, nil
+	}
+	err = os.WriteFile(file, []byte(strconv.Itoa(to)), 0)
+	return err == nil, skipEnded(err)
+}
+
+// skipEnded forgives what a process is gone for.
+func skipEnded(err error) error {
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return skipGone(err)
+}
+
 // Kill sends SIGKILL to every process of the group until none is left. It fails with
 // ErrDeadlineExceeded, naming the processes, if some outlive ctx.
 func (g Group) Kill(ctx context.Context) error {

@@ -2,7 +2,9 @@ package cgroup
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -101,5 +103,38 @@ func TestPidsAndGivingUp(t *testing.T) {
 	defer cancel()
 	if err := g.Kill(ctx); err == nil || !strings.Contains(err.Error(), strconv.Itoa(none)) {
 		t.Errorf("kill: %v", err)
+	}
+}
+
+// TestSetOOMScore uses a folder as a group, with processes of the test in it.
+func TestSetOOMScore(t *testing.T) {
+	start := func(score string) int {
+		cmd := exec.CommandContext(t.Context(), "sleep", "60")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(score), 0); err != nil {
+			t.Fatal(err)
+		}
+		return cmd.Process.Pid
+	}
+	plain, special := start("900"), start("950")
+	dir := t.TempDir()
+	procs := fmt.Sprintf("%d\n%d\n%d\n", plain, special, 1<<29) // the last one has ended
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(procs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Group{id: "c1", dirs: []string{dir}}).SetOOMScore(900, 910); err != nil {
+		t.Fatal(err)
+	}
+	for pid, want := range map[int]string{plain: "910", special: "950"} {
+		got, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		if err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("process %d: %q, %v, want %s", pid, got, err, want)
+		}
 	}
 }
