@@ -171,8 +171,9 @@ test-race: system ## Run the unit tests three times over under the race detector
 .PHONY: test-e2e
 test-e2e: system build parts $(BIN)/containerd/ctr $(BIN)/gotestsum ## Run the tests that start real processes, runc and CNI plugins (root)
 	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
+	@deploy/run/install.sh --test
 	@# Chance has a part in these tests: what fails is run once more, and both outcomes are printed.
-	$(SAME_FLAGS) gotestsum --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 \
+	$(SAME_FLAGS) CRISP_TEST_ALL=1 gotestsum --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 \
 		--packages '$(addprefix ./,$(call integration_packages,services tests))' -- \
 		-tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from the distribution (Debian 12) what building and running Crisp need.
-# Does nothing, and needs neither root nor a network, when all of it is there. With --docker also
-# what the test of docker-compose.yaml needs.
+# Does nothing, and needs neither root nor a network, when all of it is there. With --test also what
+# the end-to-end tests need, with --docker what the test of docker-compose.yaml needs.
 set -euo pipefail
 
 # A program or file that shows that a package is there, and the package.
@@ -19,9 +19,10 @@ needs=(
 	"file:/etc/ssl/certs/ca-certificates.crt ca-certificates"
 )
 
-if [[ ${1:-} == --docker ]]; then
-	needs+=("cmd:dockerd docker.io" "cmd:docker-compose docker-compose")
-fi
+case ${1:-} in
+--test) needs+=("cmd:strace strace") ;;
+--docker) needs+=("cmd:dockerd docker.io" "cmd:docker-compose docker-compose") ;;
+esac
 
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 

@@ -268,7 +268,7 @@ exec %s "$@"
 func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
-		t.Skip("needs strace")
+		t.Fatal("needs strace, which `deploy/run/install.sh --test` installs")
 	}
 	s := start(t, testenv.Setup{})
 	config := s.podConfig("slow")

@@ -168,3 +168,21 @@ func Eventually(tb testing.TB, limit time.Duration, try func() error) {
 		<-time.After(pause)
 	}
 }
+
+// Lacks skips a test because this machine has not got what. Where all tests must run,
+// which CRISP_TEST_ALL=1 says (`make test-e2e` sets it), it fails the test instead.
+func Lacks(tb testing.TB, what string) {
+	tb.Helper()
+	if os.Getenv("CRISP_TEST_ALL") == "1" {
+		tb.Fatal("CRISP_TEST_ALL=1, and there is no " + what)
+	}
+	tb.Skip("there is no " + what)
+}
+
+// NeedRoot lets a test run by root only; see Lacks.
+func NeedRoot(tb testing.TB) {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		Lacks(tb, "root")
+	}
+}

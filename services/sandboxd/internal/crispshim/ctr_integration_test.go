@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
@@ -36,14 +37,14 @@ func startContainerd(t *testing.T, dir string) *daemon {
 	t.Setenv("PATH", path)
 	binary, err := exec.LookPath("containerd")
 	if err != nil {
-		t.Skipf("needs containerd in PATH or $%s", envContainerd)
+		testkit.Lacks(t, "containerd in PATH or $"+envContainerd)
 	}
 	if version, err := exec.Command(binary, "--version").Output(); err != nil || !strings.Contains(string(version), " v2.") {
-		t.Skipf("needs containerd 2, has %q, %v", version, err)
+		testkit.Lacks(t, fmt.Sprintf("containerd 2 but %q, %v", version, err))
 	}
 	d := &daemon{t: t, sock: filepath.Join(dir, "c.sock"), env: os.Environ()}
 	if d.ctr, err = exec.LookPath("ctr"); err != nil {
-		t.Skipf("needs ctr in PATH or $%s", envContainerd)
+		testkit.Lacks(t, "ctr in PATH or $"+envContainerd)
 	}
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("version = 3\nroot = %q\nstate = %q\ndisabled_plugins = [%s]\n[grpc]\naddress = %q\n",

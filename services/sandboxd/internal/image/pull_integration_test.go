@@ -27,6 +27,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
@@ -655,7 +656,7 @@ func TestKillDuringPull(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := (&mount.Mount{Type: "tmpfs", Source: "tmpfs", Options: []string{"size=24m"}}).Mount(dir); err != nil {
-		t.Skip("no tmpfs: ", err)
+		testkit.Lacks(t, "tmpfs: "+err.Error())
 	}
 	t.Cleanup(func() {
 		runtime.GC() // the content store forgets to close a file

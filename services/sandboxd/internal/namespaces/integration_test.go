@@ -17,15 +17,15 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newPins(t *testing.T, defaults Defaults) (*Pins, string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	root := filepath.Join(t.TempDir(), "ns")
 	return New(root, defaults), root
 }

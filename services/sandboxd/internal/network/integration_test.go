@@ -17,6 +17,7 @@ import (
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -31,11 +32,9 @@ func private(t *testing.T) bool {
 	if os.Getenv(insideEnv) != "" {
 		return true
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	if pluginDir() == "" {
-		t.Skip("needs CNI plugins in CRISP_TEST_CNI_BIN, /opt/cni/bin or /usr/lib/cni")
+		testkit.Lacks(t, "CNI plugin in CRISP_TEST_CNI_BIN, /opt/cni/bin or /usr/lib/cni")
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), insideEnv+"=1")
@@ -303,13 +302,13 @@ func TestHostPort(t *testing.T) {
 	}
 	n := newNode(t)
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		t.Skip(err)
+		testkit.Lacks(t, "forwarding: "+err.Error())
 	}
 	n.bridge(`,{"type":"portmap","capabilities":{"portMappings":true}}`)
 	rules := func() string {
 		out, err := exec.CommandContext(t.Context(), "iptables-save", "-t", "nat").CombinedOutput()
 		if err != nil {
-			t.Skipf("%v: %s", err, out)
+			testkit.Lacks(t, fmt.Sprintf("iptables-save: %v: %s", err, out))
 		}
 		return string(out)
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -21,15 +22,13 @@ import (
 // runtime returns the OCI runtime to test with.
 func runtime(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	for _, name := range []string{os.Getenv("CRISP_TEST_RUNC"), "runc"} {
 		if path, err := exec.LookPath(name); name != "" && err == nil {
 			return path
 		}
 	}
-	t.Skip("needs runc in CRISP_TEST_RUNC or PATH")
+	testkit.Lacks(t, "runc in CRISP_TEST_RUNC or PATH")
 	return ""
 }
 
@@ -60,7 +59,7 @@ func run(t *testing.T, change func(*Input)) string {
 	root := filepath.Join(dir, "bundle/rootfs")
 	layers := "lowerdir=/,upperdir=" + dir + "/upper,workdir=" + dir + "/work"
 	if err := unix.Mount("overlay", root, "overlay", 0, layers); err != nil {
-		t.Skipf("overlay: %v", err)
+		testkit.Lacks(t, "overlay: "+err.Error())
 	}
 	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
 	host, err := ProbeHost()

@@ -10,12 +10,12 @@ import (
 
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 func TestSharedMemory(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	f := files(t)
 	// Twice, as after an interrupted first try.
 	for range 2 {

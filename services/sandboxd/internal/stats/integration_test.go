@@ -3,18 +3,16 @@
 package stats
 
 import (
-	"os"
 	"testing"
 
 	"github.com/containerd/cgroups/v3"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 )
 
 func TestRealGroupsAndNamespaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	r := New("/sys/fs/cgroup", cgroups.Mode() == cgroups.Unified)
 	got := r.Container(nil, "/", nil)
 	if got.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 {
@@ -32,6 +30,6 @@ func TestRealGroupsAndNamespaces(t *testing.T) {
 		t.Error(err)
 	}
 	if n := r.network("/proc/self/ns/net"); n.GetDefaultInterface().GetName() == "" {
-		t.Skip("the host has no interface")
+		testkit.Lacks(t, "interface in the host's network")
 	}
 }

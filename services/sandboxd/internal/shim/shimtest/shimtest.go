@@ -19,6 +19,7 @@ import (
 
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -58,9 +59,7 @@ func ID() string {
 // them is missing or the test does not run as root.
 func Handler(t testing.TB, dir string) pod.Handler {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testkit.NeedRoot(t)
 	return pod.Handler{
 		Name:        "runc",
 		RuntimeType: "io.containerd.runc.v2",
@@ -100,7 +99,7 @@ func part(t testing.TB, env, name string) string {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		t.Skipf("needs %s in PATH or $%s", name, env)
+		testkit.Lacks(t, name+" in PATH or $"+env)
 	}
 	return path
 }
@@ -110,7 +109,7 @@ func Rootfs(t testing.TB, dir string) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		t.Skip("needs busybox in PATH")
+		testkit.Lacks(t, "busybox in PATH")
 	}
 	root := filepath.Join(dir, "rootfs")
 	for _, d := range []string{"bin", "proc", "dev", "sys", "tmp"} {
