@@ -100,6 +100,7 @@ type Image struct {
 	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\" or \"native\"; empty: the best that works here."`
 	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
+	LayerFetchBuffer       config.ByteSize `toml:"concurrent_layer_fetch_buffer" comment:"Size of the ranges in which a big layer is fetched, several at a time; each takes as much memory. 0: layers are fetched whole."`
 	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
 	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
 }
@@ -150,6 +151,7 @@ func Default() Config {
 		Image: Image{
 			RegistryConfig:         []string{"/etc/crisp/certs.d", "/etc/containerd/certs.d"},
 			MaxConcurrentDownloads: 3,
+			LayerFetchBuffer:       8 * config.MiB,
 			PullProgressTimeout:    config.Duration(5 * time.Minute),
 			PinnedImages:           []string{},
 		},
@@ -225,7 +227,15 @@ func (r Runtime) Validate() error {
 // Validate checks the section.
 func (i Image) Validate() error {
 	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
-		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout))
+		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
+		fetchBuffer(i.LayerFetchBuffer))
+}
+
+func fetchBuffer(size config.ByteSize) error {
+	if size == 0 || (size >= config.MiB && size <= config.GiB) {
+		return nil
+	}
+	return fmt.Errorf("concurrent_layer_fetch_buffer: %v: 0 or 1MiB to 1GiB wanted", size)
 }
 
 // Validate checks the section.

@@ -13,6 +13,9 @@ type Config struct {
 	// MaxConcurrentDownloads bounds the layers of one pull that are fetched at a time;
 	// 0 means 3.
 	MaxConcurrentDownloads int
+	// RangeSize is the size in bytes of the ranges in which a big layer is fetched, as many at
+	// a time as MaxConcurrentDownloads; 0 means that layers are fetched whole.
+	RangeSize int
 	// ProgressTimeout ends a pull on which no byte moves; 0 means never.
 	ProgressTimeout time.Duration
 	// PinnedImages are patterns of full image names (with * for any characters) that

@@ -22,6 +22,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
 
 // cleanupTimeout bounds what is done for a pull after its end.
@@ -39,6 +40,12 @@ type request struct {
 func (r request) key() string {
 	secret := sha256.Sum256([]byte(strings.Join([]string{r.creds.Username, r.creds.Secret, r.creds.Token, r.creds.Server}, "\x00")))
 	return strings.Join([]string{r.name.String(), r.snapshotter, hex.EncodeToString(secret[:])}, " ")
+}
+
+// work names a pull for the next attempt at it, which may be one with other credentials.
+func (r request) work() string {
+	sum := sha256.Sum256([]byte(r.name.String() + " " + r.snapshotter))
+	return hex.EncodeToString(sum[:])
 }
 
 // Pull brings an image to the node, unpacked, and returns its id. Identical pulls at the same
@@ -82,6 +89,7 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 	base := ctx
 	ctx, session, err := registry.Open(ctx, registry.Config{
 		HostDirs: s.cfg.HostDirs, ProgressTimeout: s.cfg.ProgressTimeout, UserAgent: s.cfg.UserAgent,
+		MaxConcurrentDownloads: s.cfg.MaxConcurrentDownloads, RangeSize: s.cfg.RangeSize,
 	}, req.name, req.creds)
 	if err != nil {
 		return "", err
@@ -91,11 +99,11 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, release, err := s.st.Lease(ctx)
+	ctx, held, err := s.st.Lease(ctx, req.work())
 	if err != nil {
 		return "", registry.Classify(err)
 	}
-	defer func() { err = errors.Join(err, s.settle(base, release, err)) }()
+	defer func() { s.settle(base, held, err) }()
 
 	c, root, err := s.bring(ctx, session, root, req.snapshotter)
 	if err != nil {
@@ -110,21 +118,38 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 	return c.id, s.reload(ctx)
 }
 
-// settle ends the lease of a pull. After a failure what nothing else needs is removed.
-func (s *Service) settle(ctx context.Context, release func(context.Context) error, failure error) error {
+// settle ends the lease of a pull. What it has brought is kept for the next attempt if the
+// registry failed or the process is told to stop; nothing is if the image is no good, there is
+// no space, or the callers have left.
+func (s *Service) settle(ctx context.Context, held *storage.Held, failure error) {
+	why := context.Cause(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := release(ctx)
-	if err != nil {
-		s.log.WarnContext(ctx, "lease of a pull not released", slog.Any("error", err))
+	left := errors.Is(why, errAbandoned) && !errdefs.IsUnavailable(why)
+	if failure != nil && !left && registry.Resumable(failure) {
+		if err := held.Keep(ctx); err != nil {
+			s.log.WarnContext(ctx, "what a failed pull has brought is not kept", slog.Any("error", err))
+		}
+		s.st.CollectSoon()
+		return
+	}
+	if err := held.Release(ctx); err != nil {
+		s.log.WarnContext(ctx, "lease of a pull not released", slog.Any("error", err)) // it runs out
 	}
 	if failure == nil {
-		return nil // the image is there; the lease runs out
+		if held.Resumed {
+			s.st.CollectSoon()
+		}
+		return
+	}
+	if registry.NoSpace(failure) {
+		if err := s.st.DropKept(ctx); err != nil {
+			s.log.WarnContext(ctx, "what failed pulls have brought is not given up", slog.Any("error", err))
+		}
 	}
 	if err := s.st.Collect(ctx); err != nil {
 		s.log.WarnContext(ctx, "leftovers of a failed pull not removed yet", slog.Any("error", err))
 	}
-	return nil
 }
 
 // record gives an image its names, in one transaction.

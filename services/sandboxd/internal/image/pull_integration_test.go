@@ -163,6 +163,16 @@ func (n *node) wantEmpty() {
 	}
 }
 
+// wantGivenUp checks that nothing is left but what is kept for the next attempt.
+func (n *node) wantGivenUp() {
+	n.t.Helper()
+	ctx := n.st.Context(n.t.Context())
+	if err := errors.Join(n.st.DropKept(ctx), n.st.Collect(ctx)); err != nil {
+		n.t.Error(err)
+	}
+	n.wantEmpty()
+}
+
 func someImage(t *testing.T, mark string) v1.Image {
 	t.Helper()
 	return imagetest.Image(t, v1.Config{User: "1000:1000", Env: []string{"A=b"}},
@@ -359,12 +369,22 @@ func TestPullFaults(t *testing.T) {
 				if n.present(ref) {
 					t.Error("shown as present after a failed pull")
 				}
-				n.wantEmpty()
+				if !errdefs.IsUnavailable(err) {
+					n.wantEmpty()
+				}
 			}
 			reg.Break(nil)
 			n.mustPull(ref)
 			if got := n.read(ref, "etc/mark"); got != "x" {
 				t.Errorf("etc/mark is %q", got)
+			}
+			if err := n.Remove(t.Context(), &criv1.ImageSpec{Image: ref}); err != nil {
+				t.Error(err)
+			}
+			n.wantEmpty()
+			reg.Break(tt.fault)
+			if _, err := n.pull(ref); tt.want != nil && err != nil {
+				n.wantGivenUp()
 			}
 		})
 	}
@@ -388,7 +408,7 @@ func TestPullFaults(t *testing.T) {
 		if _, err := n.pull(ref); !errdefs.IsUnavailable(err) {
 			t.Errorf("pull: %v", err)
 		}
-		n.wantEmpty()
+		n.wantGivenUp()
 		reg.Break(nil)
 		n.mustPull(ref)
 	})
@@ -418,6 +438,103 @@ func TestPullBadLayers(t *testing.T) {
 			}
 			if n.present(ref) {
 				t.Error("shown as present")
+			}
+			n.wantEmpty()
+		})
+	}
+}
+
+// TestPullGoesOn interrupts a pull in the middle of a layer and checks that the next one
+// fetches the rest of it only, also after a restart.
+func TestPullGoesOn(t *testing.T) {
+	random := make([]byte, 3<<20)
+	_, _ = rand.Read(random)
+	big := imagetest.Layer(t, imagetest.File{Name: "big", Body: string(random)})
+	img := imagetest.Image(t, v1.Config{}, imagetest.Layer(t, imagetest.File{Name: "small", Body: "x"}), big)
+	layers, _ := img.Layers()
+	small, _ := layers[0].Digest()
+	hash, _ := big.Digest()
+	size, _ := big.Size()
+	// The layer stops after two thirds; the caller decides what then.
+	stuck := func(arrived chan<- struct{}) imagetest.Fault {
+		return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if !strings.Contains(r.URL.Path, hash.String()) {
+				next.ServeHTTP(w, r)
+				return
+			}
+			body := imagetest.Whole(r, next)
+			w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+			_, _ = w.Write(body[:len(body)*2/3])
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case arrived <- struct{}{}:
+			default:
+			}
+			<-r.Context().Done()
+		}
+	}
+	for name, tt := range map[string]struct {
+		change    func(*Config, *storage.Config)
+		interrupt func(n *node)
+		restart   bool
+	}{
+		"stall":             {change: func(c *Config, _ *storage.Config) { c.ProgressTimeout = 500 * time.Millisecond }},
+		"stall and restart": {change: func(c *Config, _ *storage.Config) { c.ProgressTimeout = 500 * time.Millisecond }, restart: true},
+		"restart":           {interrupt: func(n *node) { n.Close() }, restart: true},
+		"restart with ranges": {
+			change:    func(c *Config, _ *storage.Config) { c.RangeSize = 256 << 10 },
+			interrupt: func(n *node) { n.Close() }, restart: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reg := imagetest.NewRegistry(t)
+			ref := reg.Push(t, "app:1", img)
+			n := newNode(t, tt.change)
+			arrived := make(chan struct{}, 1)
+			reg.Break(stuck(arrived))
+			result := make(chan error, 1)
+			go func() {
+				_, err := n.pull(ref)
+				result <- err
+			}()
+			<-arrived
+			if tt.interrupt != nil {
+				eventually(t, func() bool {
+					ctx := n.st.Context(t.Context())
+					st, _ := n.st.Content().ListStatuses(ctx)
+					_, err := n.st.Content().Info(ctx, digest.Digest(small.String()))
+					return err == nil && len(st) == 1 && st[0].Offset > size/3
+				})
+				tt.interrupt(n)
+			}
+			if err := <-result; !errdefs.IsUnavailable(err) {
+				t.Errorf("interrupted pull: %v", err)
+			}
+			if n.present(ref) {
+				t.Error("shown as present")
+			}
+			if tt.restart {
+				n.close()
+				n.open(tt.change)
+			}
+			reg.Break(imagetest.Ranges(hash.String()))
+			n.mustPull(ref)
+			if got := n.read(ref, "big"); got != string(random) {
+				t.Errorf("big has %d bytes", len(got))
+			}
+			if got := reg.Requests(small.String()); len(got) != 0 {
+				t.Errorf("the whole layer was fetched again")
+			}
+			got := reg.Requests(hash.String())
+			var from int64
+			if len(got) > 0 {
+				_, _ = fmt.Sscanf(got[0].Header.Get("Range"), "bytes=%d-", &from)
+			}
+			if from < size/3 {
+				t.Errorf("the layer was fetched from %d of %d on", from, size)
+			}
+			if err := n.Remove(t.Context(), &criv1.ImageSpec{Image: ref}); err != nil {
+				t.Error(err)
 			}
 			n.wantEmpty()
 		})
@@ -593,7 +710,7 @@ func TestPullStalls(t *testing.T) {
 	if _, err := n.pull(ref); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "nothing received") {
 		t.Errorf("stalled pull: %v", err)
 	}
-	n.wantEmpty()
+	n.wantGivenUp()
 	reg.Break(nil)
 	n.mustPull(ref)
 }
@@ -635,7 +752,7 @@ func TestKillDuringPull(t *testing.T) {
 	n := newNode(t, nil)
 	n.mustPull(ref)
 	// A lease that was never released, as a killed process leaves it, with a snapshot.
-	ctx, _, err := n.st.Lease(n.st.Context(t.Context()))
+	ctx, _, err := n.st.Lease(n.st.Context(t.Context()), "some pull")
 	if err != nil {
 		t.Fatal(err)
 	}

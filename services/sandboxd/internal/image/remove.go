@@ -39,6 +39,10 @@ func (s *Service) Remove(ctx context.Context, spec *criv1.ImageSpec) error {
 	if err := s.reload(ctx); err != nil {
 		return err
 	}
+	// Who removes images needs space.
+	if err := s.st.DropKept(ctx); err != nil {
+		s.log.WarnContext(ctx, "what failed pulls have brought is not given up", slog.Any("error", err))
+	}
 	if err := s.st.Collect(ctx); err != nil {
 		// The image is gone. Its space comes back with a later collection.
 		s.log.WarnContext(ctx, "space of a removed image not free yet", slog.String("image", spec.GetImage()), slog.Any("error", err))

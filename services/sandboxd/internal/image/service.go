@@ -1,8 +1,10 @@
 // Package image pulls, lists and removes the images of a node.
 //
 // An image is reported only when its layers are unpacked; a broken one is reported as absent
-// and mended by the next pull. Identical pulls are joined, a pull that nobody waits for is
-// cancelled, and a failed one leaves nothing behind. Reads are answered from memory, after a
+// and mended by the next pull. Identical pulls are joined, and a pull that nobody waits for is
+// cancelled and leaves nothing behind. A pull that failed is gone on with by the next attempt,
+// also after a restart; what it has brought is given up after an hour, and at once when space
+// is wanted. Reads are answered from memory, after a
 // look at the files of the one image that is asked for. The package does not make the root
 // file systems of containers, and it does not decide which images to remove.
 package image

@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -52,11 +51,11 @@ func (s *Service) Unpack(ctx context.Context, img pod.Image, snapshotter string)
 // unpackLocal extracts an image from what the node has of it.
 func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string) (err error) {
 	base := ctx
-	ctx, release, err := s.st.Lease(ctx)
+	ctx, held, err := s.st.Lease(ctx, "")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.settle(base, release, err)) }()
+	defer func() { s.settle(base, held, err) }()
 	record, err := s.st.Images().Get(ctx, e.names[0])
 	if err != nil {
 		return err

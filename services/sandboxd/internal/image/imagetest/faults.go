@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -86,8 +87,30 @@ func limited(part string, times int, fault Fault) Fault {
 
 func offset(r *http.Request) (int, bool) {
 	v, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
-	n, err := strconv.Atoi(strings.TrimSuffix(v, "-"))
+	from, _, _ := strings.Cut(v, "-")
+	n, err := strconv.Atoi(from)
 	return n, ok && err == nil
+}
+
+// Ranges answers requests for ranges as RFC 9110 has it; the registry itself knows only some
+// of their forms.
+func Ranges(part string) Fault {
+	return limited(part, -1, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		ServeRanges(w, r, Whole(r, next))
+	})
+}
+
+// ServeRanges answers a request with the part of body that it asks for.
+func ServeRanges(w http.ResponseWriter, r *http.Request, body []byte) {
+	w.Header().Set("Content-Type", "application/octet-stream")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// Whole returns the whole body of an answer, whatever range is asked for.
+func Whole(r *http.Request, next http.Handler) []byte {
+	plain := r.Clone(r.Context())
+	plain.Header.Del("Range")
+	return record(plain, next).Body.Bytes()
 }
 
 func record(r *http.Request, next http.Handler) *httptest.ResponseRecorder {

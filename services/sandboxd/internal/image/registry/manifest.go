@@ -32,13 +32,34 @@ type Document struct {
 	Manifest *ocispec.Manifest
 }
 
-// Document fetches a manifest or index by its digest.
+// Document fetches a manifest or index by its digest. A size of 0 means that it is not known.
+// Content that does not fit the digest is asked for once more, where a mirror gave it from the
+// next host.
 func (s *Session) Document(ctx context.Context, desc ocispec.Descriptor) (Document, error) {
-	if desc.Size <= 0 || desc.Size > maxDocument {
+	for wrong := 0; ; {
+		doc, err := s.document(ctx, desc)
+		if !errdefs.IsDataLoss(err) || ctx.Err() != nil {
+			return doc, err
+		}
+		if s.blame(desc.Digest) {
+			continue
+		}
+		if wrong++; wrong >= maxWrongBytes {
+			return doc, err
+		}
+	}
+}
+
+func (s *Session) document(ctx context.Context, desc ocispec.Descriptor) (Document, error) {
+	limit := desc.Size
+	if limit == 0 {
+		limit = maxDocument
+	}
+	if limit < 0 || limit > maxDocument {
 		return Document{}, fmt.Errorf("manifest %s has size %d: %w", desc.Digest, desc.Size, errdefs.ErrInvalidArgument)
 	}
 	// The media type selects the manifests endpoint; a blob of the same digest is not asked for.
-	ask := ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
+	ask := ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: limit}
 	if !isDocument(ask.MediaType) {
 		ask.MediaType = ocispec.MediaTypeImageManifest
 	}
@@ -47,17 +68,21 @@ func (s *Session) Document(ctx context.Context, desc ocispec.Descriptor) (Docume
 		return Document{}, Failed(ctx, err)
 	}
 	defer r.Close()
-	data, err := io.ReadAll(io.LimitReader(r, desc.Size+1))
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
 		return Document{}, Failed(ctx, fmt.Errorf("manifest %s: %w", desc.Digest, err))
 	}
 	return ParseDocument(desc, data)
 }
 
-// ParseDocument checks content against its descriptor and finds out what it is.
+// ParseDocument checks content against its descriptor and finds out what it is. A size of 0
+// stands for any.
 // Errors: ErrDataLoss for a wrong digest or size, ErrInvalidArgument for something else than
 // a manifest or index, or for a document that contradicts its descriptor.
 func ParseDocument(desc ocispec.Descriptor, data []byte) (Document, error) {
+	if desc.Size == 0 {
+		desc.Size = int64(len(data))
+	}
 	if int64(len(data)) != desc.Size {
 		return Document{}, fmt.Errorf("manifest %s has %d bytes instead of %d: %w", desc.Digest, len(data), desc.Size, errdefs.ErrDataLoss)
 	}
@@ -205,6 +230,9 @@ func Tree(ctx context.Context, root ocispec.Descriptor, platform platforms.Match
 		fit := Candidates(doc.Index, platform)
 		if len(fit) == 0 {
 			return nil, fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)
+		}
+		if fit[0].Size <= 0 {
+			return nil, fmt.Errorf("index %s: manifest %s has size %d: %w", doc.Desc.Digest, fit[0].Digest, fit[0].Size, errdefs.ErrInvalidArgument)
 		}
 		if doc, err = get(ctx, fit[0]); err != nil {
 			return nil, err

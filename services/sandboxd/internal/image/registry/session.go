@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -29,7 +31,19 @@ type Config struct {
 	ProgressTimeout time.Duration
 	// UserAgent is sent with every request; empty means containerd's.
 	UserAgent string
+	// MaxConcurrentDownloads bounds the requests for one blob that are under way at a time.
+	MaxConcurrentDownloads int
+	// RangeSize is the size in bytes of the ranges in which a big blob is fetched, several
+	// side by side; 0 means that blobs are fetched whole.
+	RangeSize int
+	// MirrorPatience is how long a mirror may stay without an answer or a byte until the next
+	// host is asked; 0 means 10 seconds or a third of ProgressTimeout, whichever is less. The
+	// last host has the whole of ProgressTimeout.
+	MirrorPatience time.Duration
 }
+
+// defaultPatience is how long a mirror is waited for unless configured.
+const defaultPatience = 10 * time.Second
 
 // Session is the conversation with the hosts of one image's registry during one pull. It is
 // safe for concurrent use.
@@ -37,6 +51,10 @@ type Session struct {
 	name     reference.Named
 	resolver remotes.Resolver
 	fetcher  remotes.Fetcher
+	ranges   remotes.Fetcher // of big blobs; nil: none
+	chunk    int64           // size of a range
+	ranged   atomic.Bool     // ranges are in use
+	mirrors  []*mirror
 	idle     []func()
 }
 
@@ -61,6 +79,9 @@ func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentia
 	if s.fetcher, err = s.resolver.Fetcher(ctx, name.String()); err != nil {
 		return nil, nil, fmt.Errorf("image %q: %w", name, err)
 	}
+	if s.ranges, err = s.rangeFetcher(ctx, cfg); err != nil {
+		return nil, nil, fmt.Errorf("image %q: %w", name, err)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	if cfg.ProgressTimeout > 0 {
@@ -68,6 +89,21 @@ func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentia
 	}
 	s.idle = append(s.idle, func() { cancel(context.Canceled); watch.Wait() })
 	return ctx, s, nil
+}
+
+// rangeFetcher returns what fetches a blob in several ranges at a time; nil if that is not
+// wanted.
+func (s *Session) rangeFetcher(ctx context.Context, cfg Config) (remotes.Fetcher, error) {
+	tunable, ok := s.resolver.(remotes.ResolverWithOptions)
+	if !ok || cfg.RangeSize <= 0 || cfg.MaxConcurrentDownloads < 2 {
+		return nil, nil //nolint:nilnil // without ranges there is no fetcher of them
+	}
+	s.chunk = int64(cfg.RangeSize)
+	tunable.SetOptions(
+		transfer.WithMaxConcurrentDownloads(cfg.MaxConcurrentDownloads),
+		transfer.WithConcurrentLayerFetchBuffer(cfg.RangeSize),
+	)
+	return s.resolver.Fetcher(ctx, s.name.String())
 }
 
 // hosts finds the hosts of the registry, mirrors first, each with a client of its own for
@@ -78,7 +114,9 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 		if closer, ok := c.Transport.(interface{ CloseIdleConnections() }); ok {
 			s.idle = append(s.idle, closer.CloseIdleConnections)
 		}
-		c.Transport = newTransport(c.Transport, moves)
+		if _, done := c.Transport.(*transport); !done {
+			c.Transport = newTransport(c.Transport, moves)
+		}
 		return nil
 	}
 	hosts, err := config.ConfigureHosts(ctx, config.HostOptions{
@@ -88,7 +126,22 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 	if err != nil {
 		return nil, fmt.Errorf("host configuration of %q: %w: %w", registry, err, errdefs.ErrFailedPrecondition)
 	}
+	patience := cfg.MirrorPatience
+	if patience <= 0 {
+		patience = defaultPatience
+		if limit := cfg.ProgressTimeout / 3; limit > 0 {
+			patience = min(patience, limit)
+		}
+	}
 	for i := range hosts {
+		m := &mirror{host: hosts[i].Host, next: hosts[i].Client.Transport}
+		if i < len(hosts)-1 {
+			m.patience = patience
+			s.mirrors = append(s.mirrors, m)
+		}
+		client := *hosts[i].Client
+		client.Transport = m
+		hosts[i].Client = &client
 		hosts[i].Authorizer = newAuthorizer(hosts[i], creds.For(hosts[i].Host))
 	}
 	return hosts, nil
@@ -135,7 +188,7 @@ func (s *Session) Close() {
 }
 
 // Resolve asks for the digest that the image's name stands for. The media type is a claim of
-// the registry. Errors as of [Classify].
+// the registry; so would be the size, which is left at 0. Errors as of [Classify].
 func (s *Session) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 	_, desc, err := s.resolver.Resolve(ctx, s.name.String())
 	if err != nil {
@@ -144,5 +197,6 @@ func (s *Session) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 	if digested, ok := s.name.(reference.Digested); ok && desc.Digest != digested.Digest() {
 		return ocispec.Descriptor{}, fmt.Errorf("image %q resolved to %s: %w", s.name, desc.Digest, errdefs.ErrDataLoss)
 	}
+	desc.Size = 0
 	return desc, nil
 }

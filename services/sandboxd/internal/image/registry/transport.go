@@ -73,7 +73,7 @@ type transport struct {
 	progress *progress
 
 	mu      sync.Mutex
-	repeats map[string]int // mu guards repeats, by method and address
+	repeats map[string]int // mu guards repeats, by method, address and range
 }
 
 func newTransport(next http.RoundTripper, p *progress) *transport {
@@ -144,7 +144,7 @@ func (t *transport) verdict(req *http.Request, resp *http.Response, err error, t
 
 // claim takes one of the repetitions that an address has.
 func (t *transport) claim(req *http.Request) bool {
-	key := req.Method + " " + req.URL.String()
+	key := req.Method + " " + req.URL.String() + " " + req.Header.Get("Range")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.repeats[key] >= maxRepeats {

@@ -80,18 +80,12 @@ func (s *Storage) makeReserve(ctx context.Context) {
 	}
 }
 
-// sweep removes what an earlier life of the process has not finished. Snapshots of an
-// interrupted pull were never synced: they must not be found by the next pull, so they go
-// first and at once.
+// sweep removes what an earlier life of the process has not finished, except for blobs that
+// the next attempt may go on with. Snapshots of an interrupted pull were never synced: they
+// must not be found by the next pull, so they go first and at once.
 func (s *Storage) sweep(ctx context.Context) error {
-	old, err := s.leases.List(ctx)
-	if err != nil {
-		return fmt.Errorf("leases: %w", err)
-	}
-	for _, lease := range old {
-		if err := s.leases.Delete(ctx, lease); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("lease %s: %w", lease.ID, err)
-		}
+	if err := s.sweepLeases(ctx); err != nil {
+		return err
 	}
 	if err := s.touch(ctx); err != nil {
 		return err

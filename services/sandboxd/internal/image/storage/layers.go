@@ -135,14 +135,14 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 		}
 		return fn(mounts)
 	}
-	ctx, release, err := s.Lease(ctx)
+	ctx, held, err := s.Lease(ctx, "")
 	if err != nil {
 		return err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		err = errors.Join(err, release(ctx))
+		err = errors.Join(err, held.Release(ctx))
 		s.CollectSoon()
 	}()
 	mounts, err := sn.View(ctx, "view-"+rand.Text(), chainID)

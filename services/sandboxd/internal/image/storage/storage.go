@@ -2,9 +2,9 @@
 // snapshots they are unpacked into, and the database that knows which of them are needed.
 //
 // It promises that a name in the database never outlives a power loss without the data it
-// stands for (see [Storage.Sync]), that what nothing refers to is removed again, and that
-// what an interrupted pull left behind is gone before the storage is used. A Storage is safe
-// for concurrent use. It does not know registries, references or the container runtime
+// stands for (see [Storage.Sync]), that what nothing refers to is removed again, and that of
+// what an interrupted pull left behind only blobs, whole or begun, are there when the storage
+// is used, and those for a limited time. A Storage is safe for concurrent use. It does not know registries, references or the container runtime
 // interface.
 package storage
 
@@ -47,9 +47,6 @@ const (
 )
 
 const (
-	// leaseLife bounds how long something half made is kept if its lease could not be
-	// released, for example on a full disk.
-	leaseLife = 24 * time.Hour
 	// openTimeout bounds the wait for the database of another process.
 	openTimeout = 10 * time.Second
 )
@@ -302,22 +299,6 @@ func (s *Storage) Update(ctx context.Context, fn func(ctx context.Context) error
 	return s.db.Update(func(tx *bolt.Tx) error {
 		return fn(boltutil.WithTransaction(ctx, tx))
 	})
-}
-
-// Lease returns a context under which everything that is made is kept until release is
-// called. What something durable refers to by then stays.
-func (s *Storage) Lease(ctx context.Context) (_ context.Context, release func(context.Context) error, _ error) {
-	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseLife))
-	if err != nil {
-		return nil, nil, fmt.Errorf("lease: %w", err)
-	}
-	release = func(ctx context.Context) error {
-		if err := s.leases.Delete(ctx, lease); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("lease %s: %w", lease.ID, err)
-		}
-		return nil
-	}
-	return leases.WithLease(ctx, lease.ID), release, nil
 }
 
 // Sync makes durable what was written into the snapshots of a snapshotter so far. It must

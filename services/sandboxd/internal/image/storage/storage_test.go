@@ -53,7 +53,7 @@ func TestCollectKeepsWhatIsNeeded(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
 	ctx := s.Context(t.Context())
-	leased, release, err := s.Lease(ctx)
+	leased, held1, err := s.Lease(ctx, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,10 +75,10 @@ func TestCollectKeepsWhatIsNeeded(t *testing.T) {
 	if !file(named) || !file(held) || file(loose) {
 		t.Errorf("named %v, held %v, loose %v", file(named), file(held), file(loose))
 	}
-	if err := release(ctx); err != nil {
+	if err := held1.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := release(ctx); err != nil {
+	if err := held1.Release(ctx); err != nil {
 		t.Errorf("second release: %v", err)
 	}
 	if err := s.Collect(ctx); err != nil {
@@ -92,7 +92,7 @@ func TestCollectKeepsWhatIsNeeded(t *testing.T) {
 func TestOpenSweeps(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
-	ctx, _, err := s.Lease(s.Context(t.Context()))
+	ctx, _, err := s.Lease(s.Context(t.Context()), "")
 	if err != nil {
 		t.Fatal(err)
 	}

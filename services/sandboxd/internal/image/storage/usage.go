@@ -19,7 +19,8 @@ const usageLife = 10 * time.Second
 type Usage struct {
 	// Snapshotter names the snapshotter.
 	Snapshotter string
-	// Images is what image layers take; that of the default snapshotter includes the blobs.
+	// Images is what image layers take; that of the default snapshotter includes the
+	// blobs, also those that are being fetched.
 	Images snapshots.Usage
 	// Containers is what writable layers take, as of At.
 	Containers snapshots.Usage
@@ -53,6 +54,13 @@ func (s *Storage) Usage(ctx context.Context) ([]Usage, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("content store: %w", err)
+	}
+	begun, err := s.Content().ListStatuses(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("content store: %w", err)
+	}
+	for _, st := range begun {
+		blobs.Add(snapshots.Usage{Inodes: 1, Size: st.Offset})
 	}
 	out := make([]Usage, 0, len(s.backends))
 	for name := range s.backends {
