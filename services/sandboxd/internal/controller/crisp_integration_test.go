@@ -285,6 +285,45 @@ func testPauseUpdateStats(t *testing.T, n *node) {
 	}
 }
 
+// A sandbox's resources and annotations change where there is a shim, or a process, to hold them.
+func TestSandboxUpdate(t *testing.T) { eachShim(t, testSandboxUpdate) }
+
+func testSandboxUpdate(t *testing.T, n *node) {
+	t.Helper()
+	ctx := t.Context()
+	shares := uint64(300)
+	resources := &runtimespec.LinuxResources{CPU: &runtimespec.LinuxCPU{Shares: &shares}}
+	sb := n.sandbox()
+	err := n.ctl.Update(ctx, sb, resources, map[string]string{"a": "b"})
+	if n.handler.Sandboxer != pod.SandboxerShim {
+		if !errdefs.IsNotImplemented(err) {
+			t.Errorf("update without a process: %v", err)
+		}
+	} else if err != nil {
+		t.Error(err)
+	} else if st, err := n.ctl.Status(ctx, sb, true); err != nil || st.Info["annotations"] != `{"a":"b"}` || !strings.Contains(st.Info["resources"], "300") {
+		t.Errorf("after the update: %v, %v", st.Info, err)
+	}
+	own := shimtest.ID()
+	err = n.ctl.Create(ctx, engine.SandboxSpec{
+		ID: own, Handler: n.handler, InitRootfs: n.mounts(), Init: shimtest.Spec(t, own, own, false, "/bin/sleep", "1000"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.ctl.Start(ctx, own); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*runtimespec.LinuxResources{resources, nil} {
+		if err := n.ctl.Update(ctx, own, r, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if data, err := os.ReadFile("/sys/fs/cgroup/cpu/crisp-shimtest/" + own + "/cpu.shares"); err == nil && string(data) != "300\n" {
+		t.Errorf("shares %q", data)
+	}
+}
+
 // A shim that ends takes everything with it, and its socket.
 func TestShutdownLeavesNothing(t *testing.T) {
 	eachShim(t, func(t *testing.T, n *node) {

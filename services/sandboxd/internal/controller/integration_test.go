@@ -53,7 +53,7 @@ var shims = map[string]func(t testing.TB, dir string) pod.Handler{
 	"crisp": shimtest.Crisp,
 	"crisp with sandbox api": func(t testing.TB, dir string) pod.Handler {
 		h := shimtest.Crisp(t, dir)
-		h.Sandboxer = controller.NameShim
+		h.Sandboxer = pod.SandboxerShim
 		return h
 	},
 }

@@ -30,12 +30,6 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
 
-// Names of the controllers, as Handler.Sandboxer has them.
-const (
-	NamePodsandbox = "podsandbox"
-	NameShim       = "shim"
-)
-
 // statusTimeout bounds the question whether a shim answers.
 const statusTimeout = 2 * time.Second
 

@@ -29,9 +29,9 @@ func New(shims *shim.Manager, tasks *Tasks) *Router {
 	return &Router{
 		shims: shims,
 		byName: map[string]engine.Controller{
-			"":             podsandbox,
-			NamePodsandbox: podsandbox,
-			NameShim:       NewShim(shims, tasks),
+			"":                      podsandbox,
+			pod.SandboxerPodsandbox: podsandbox,
+			pod.SandboxerShim:       NewShim(shims, tasks),
 		},
 		unknown: podsandbox,
 	}

@@ -42,7 +42,7 @@ func TestSandboxAPI(t *testing.T) {
 	id := shimtest.ID()
 	spec := engine.SandboxSpec{
 		ID:         id,
-		Handler:    shimtest.Fake(t, dir, "sandbox", controller.NameShim),
+		Handler:    shimtest.Fake(t, dir, "sandbox", pod.SandboxerShim),
 		Config:     &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: "p"}},
 		Namespaces: map[string]string{"network": "/run/netns/x"},
 	}
@@ -99,7 +99,7 @@ func TestSandboxAPIRefusesAndDies(t *testing.T) {
 	ctx := t.Context()
 	spec := engine.SandboxSpec{
 		ID:      shimtest.ID(),
-		Handler: shimtest.Fake(t, dir, "sandbox", controller.NameShim),
+		Handler: shimtest.Fake(t, dir, "sandbox", pod.SandboxerShim),
 		Config:  &criv1.PodSandboxConfig{Annotations: map[string]string{"fake/refuse": "1"}},
 	}
 	if err := ctl.Create(ctx, spec); !errdefs.IsInvalidArgument(err) {

@@ -173,7 +173,17 @@ func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID strin
 		return pod.Exit{}, named(containerID, execID, err)
 	}
 	var resp taskapi.DeleteResponse
-	err = i.Task(ctx, "Delete", &taskapi.DeleteRequest{ID: containerID, ExecID: execID}, &resp)
+	req := &taskapi.DeleteRequest{ID: containerID, ExecID: execID}
+	err = i.Task(ctx, "Delete", req, &resp)
+	if errdefs.IsUnavailable(err) {
+		// The shim ended, or was told to, meanwhile: what it left is known once that is done.
+		if err := i.Settle(ctx); err != nil {
+			return pod.Exit{}, named(containerID, execID, err)
+		}
+		if !i.Status().Ended {
+			err = i.Task(ctx, "Delete", req, &resp)
+		}
+	}
 	switch {
 	case err == nil:
 		e := pod.Exit{Pid: resp.GetPid(), Code: resp.GetExitStatus(), At: timeOf(resp.GetExitedAt())}
@@ -259,6 +269,9 @@ func (t *Tasks) Update(ctx context.Context, sandboxID, containerID string, resou
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
 		return err
+	}
+	if resources == nil {
+		resources = &runtimespec.LinuxResources{} // changes none
 	}
 	encoded, err := json.Marshal(resources)
 	if err != nil {

@@ -107,6 +107,8 @@ type container struct {
 	started  chan struct{} // closed when the outcome of the start is recorded
 	exited   chan struct{} // closed when the record says EXITED
 	oom      atomic.Bool   // the shim hinted at an OOM kill
+	// deleting is closed when the task of the ended container is deleted; nil before the end.
+	deleting atomic.Pointer[chan struct{}]
 
 	signalled atomic.Bool // the stop signal was sent
 	killed    atomic.Bool // SIGKILL was sent

@@ -17,6 +17,8 @@ const (
 	// drainTime is how long the end of a container waits for its last output, so that who
 	// sees it EXITED finds the log complete. What comes later is still written.
 	drainTime = 2 * time.Second
+	// deletionTime is how long the end of a shim waits for the deletion of ended tasks.
+	deletionTime = 3 * time.Second
 	// deleteTime bounds one attempt to delete an ended task.
 	deleteTime = 30 * time.Second
 
@@ -73,9 +75,30 @@ func (e *Engine) endContainer(ctx context.Context, c *container, exit pod.Exit) 
 	if !ok {
 		return
 	}
+	deleted := make(chan struct{})
+	defer close(deleted)
+	c.deleting.Store(&deleted)
 	closeOnce(c.exited)
 	e.log.InfoContext(ctx, "container ended", slog.String("container_id", c.id), slog.Int("exit_code", int(exit.Code)))
 	e.deleteTask(ctx, c)
+}
+
+// awaitDeletions waits, no longer than deletionTime, until the tasks of a sandbox's ended
+// containers are deleted, so that its shim has nothing left and ends in order.
+func (e *Engine) awaitDeletions(ctx context.Context, sandboxID string) {
+	ctx, cancel := context.WithTimeout(ctx, deletionTime)
+	defer cancel()
+	for _, c := range e.containersOf(sandboxID) {
+		deleted := c.deleting.Load()
+		if deleted == nil {
+			continue
+		}
+		select {
+		case <-*deleted:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func exitEvents(ctx context.Context, r *recordv1.Container, told bool) ([]*recordv1.Event, error) {

@@ -242,7 +242,7 @@ func (e *Engine) CommitContainer(ctx context.Context, id string, adj *nri.Contai
 	}
 	c, err := e.container(id)
 	if err != nil {
-		return err
+		return preparationLost(err)
 	}
 	done, err := c.turn.take(ctx)
 	if err != nil {

@@ -208,7 +208,7 @@ func (e *Engine) CommitSandbox(ctx context.Context, id string) error {
 	}
 	s, err := e.sandbox(id)
 	if err != nil {
-		return err
+		return preparationLost(err)
 	}
 	done, err := s.turn.take(ctx)
 	if err != nil {
@@ -219,11 +219,15 @@ func (e *Engine) CommitSandbox(ctx context.Context, id string) error {
 	case sandboxReady:
 		return nil
 	case sandboxPreparing:
+		if s.doomed.Load() {
+			// What an earlier process prepared is known by half, and is being undone.
+			return preparationLost(fmt.Errorf("sandbox %q is being undone", id))
+		}
 	default:
 		return fmt.Errorf("sandbox %q was stopped before its commit: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	if _, err := e.sandbox(id); err != nil { // aborted while this call waited for its turn
-		return err
+		return preparationLost(err)
 	}
 	ev, err := event(ctx, TopicSandboxStart, "start-"+id, false, &events.SandboxStart{SandboxID: id})
 	if err != nil {
@@ -235,6 +239,13 @@ func (e *Engine) CommitSandbox(ctx context.Context, id string) error {
 	}
 	e.watchSandbox(s)
 	return nil
+}
+
+// preparationLost is the error of a commit of what is not known: only what was prepared is
+// committed, so that a restart, or the end of the session, has undone it. Who asked for the
+// object gets it by asking again.
+func preparationLost(err error) error {
+	return fmt.Errorf("its preparation was lost: %w: %s", errdefs.ErrUnavailable, err.Error())
 }
 
 // AbortSandbox undoes PrepareSandbox. An unknown id is not an error; a committed sandbox

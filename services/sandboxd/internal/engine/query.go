@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
-	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
@@ -206,31 +205,4 @@ func orNull(b []byte) []byte {
 		return []byte("null")
 	}
 	return b
-}
-
-// UpdateSandbox records new pod-level resources. kubelet writes the pod's cgroup itself.
-func (e *Engine) UpdateSandbox(ctx context.Context, id string, overhead, resources *criv1.LinuxContainerResources) (*recordv1.Sandbox, error) {
-	err := e.ready()
-	if err != nil {
-		return nil, err
-	}
-	s, err := e.sandbox(id)
-	if err != nil {
-		return nil, err
-	}
-	if criview.SandboxState(s.rec.Load()) != criv1.PodSandboxState_SANDBOX_READY {
-		return nil, fmt.Errorf("sandbox %q is not ready: %w", id, errdefs.ErrFailedPrecondition)
-	}
-	err = e.saveSandbox(ctx, s, func(r *recordv1.Sandbox) {
-		if overhead != nil {
-			r.Overhead = proto.CloneOf(overhead)
-		}
-		if resources != nil {
-			r.Resources = proto.CloneOf(resources)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return s.rec.Load(), nil
 }

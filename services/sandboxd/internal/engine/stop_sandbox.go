@@ -156,6 +156,7 @@ func (e *Engine) clearInit(ctx context.Context, s *sandbox) error {
 }
 
 func (e *Engine) shutdownShim(ctx context.Context, id string) error {
+	e.awaitDeletions(ctx, id)
 	err := e.p.Controller.Stop(ctx, id, killTime)
 	if err != nil && !errdefs.IsNotFound(err) {
 		e.log.WarnContext(ctx, "sandbox does not stop in order", slog.String("sandbox_id", id), slog.Any("error", err))

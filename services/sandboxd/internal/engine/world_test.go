@@ -36,7 +36,9 @@ type world struct {
 	fail  map[string]error // by operation name
 	calls map[string]int   // by operation name
 	procs map[string]*proc // by container id
-	path  string           // of the record store
+	// limits are the memory limits of sandboxes.
+	limits map[string]int64
+	path   string // of the record store
 }
 
 type proc struct {
@@ -49,7 +51,7 @@ type proc struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{},
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, limits: map[string]int64{},
 		path: filepath.Join(t.TempDir(), "records.db"),
 	}
 }
@@ -128,7 +130,7 @@ func start(t *testing.T, w *world, bootID string) *node {
 		t.Fatal(err)
 	}
 	e := engine.New(t.Context(), engine.Config{
-		Handlers: map[string]pod.Handler{"runc": {Name: "runc"}}, DefaultHandler: "runc", BootID: bootID,
+		Handlers: map[string]pod.Handler{"runc": {Name: "runc"}, "vm": {Name: "vm", Sandboxer: pod.SandboxerShim}}, DefaultHandler: "runc", BootID: bootID,
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
 		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
@@ -320,8 +322,8 @@ func (controller) Metrics(context.Context, string) (*anypb.Any, error) {
 	return nil, errdefs.ErrNotImplemented
 }
 
-func (controller) Update(context.Context, string, *specs.LinuxResources, map[string]string) error {
-	return nil
+func (c controller) Update(_ context.Context, id string, r *specs.LinuxResources, _ map[string]string) error {
+	return c.w.do("controller.update", func() { c.w.limits[id] = *r.Memory.Limit })
 }
 
 type tasks struct{ w *world }
@@ -445,8 +447,9 @@ func (specPort) MergeNRI(c *criv1.LinuxContainerResources, _ *nri.LinuxResources
 	return c
 }
 
-func (specPort) SetResources(*specs.Spec, *criv1.LinuxContainerResources, *nri.LinuxResources) (*specs.LinuxResources, error) {
-	return &specs.LinuxResources{}, nil
+func (specPort) SetResources(_ *specs.Spec, r *criv1.LinuxContainerResources, _ *nri.LinuxResources) (*specs.LinuxResources, error) {
+	limit := r.GetMemoryLimitInBytes()
+	return &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}, nil
 }
 func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return nil }
 func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {

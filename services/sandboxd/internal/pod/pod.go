@@ -40,6 +40,14 @@ const (
 	ExitCodeUnknown = 255
 )
 
+// Sandboxers are the kinds of sandbox controllers, as Handler.Sandboxer names them.
+const (
+	// SandboxerPodsandbox works with every shim; an empty name means the same.
+	SandboxerPodsandbox = "podsandbox"
+	// SandboxerShim works with shims that serve the sandbox API.
+	SandboxerShim = "shim"
+)
+
 // Image is an image of the node as the engine needs it.
 type Image struct {
 	// ID is the digest of the image's configuration, "sha256:…".

@@ -4,9 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
+	"maps"
 	"runtime"
-	"strconv"
 	"sync"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/cgroup"
@@ -39,11 +37,15 @@ type sandbox struct {
 	ended chan struct{}
 
 	// mu guards the rest.
-	mu      sync.Mutex
-	init    *task.Container // nil without one
-	created time.Time
-	exit    reaper.Exit
-	stopped bool
+	mu   sync.Mutex
+	init *task.Container // nil without one
+	// annotations and resources are those of the sandbox now; resources in JSON, nil if none
+	// were ever given.
+	annotations map[string]string
+	resources   json.RawMessage
+	created     time.Time
+	exit        reaper.Exit
+	stopped     bool
 }
 
 // stop notes the end of the sandbox.
@@ -96,7 +98,7 @@ func (s *Services) CreateSandbox(_ context.Context, r *sandboxapi.CreateSandboxR
 		return nil, fmt.Errorf("sandbox %q: %w", s.sandbox.id, errdefs.ErrAlreadyExists)
 	}
 	s.sandbox = &sandbox{
-		id: r.GetSandboxID(), hasInit: hasInit, ended: make(chan struct{}),
+		id: r.GetSandboxID(), hasInit: hasInit, ended: make(chan struct{}), annotations: maps.Clone(r.GetAnnotations()),
 		spec: task.Spec{ID: r.GetSandboxID(), Bundle: r.GetBundlePath(), Rootfs: r.GetRootfs(), Options: o},
 	}
 	return &sandboxapi.CreateSandboxResponse{}, nil
@@ -240,9 +242,7 @@ func (s *Services) SandboxStatus(_ context.Context, r *sandboxapi.SandboxStatusR
 		resp.ExitedAt = timestamppb.New(exit.At)
 	}
 	if r.GetVerbose() {
-		resp.Info = map[string]string{
-			"shim_pid": strconv.Itoa(os.Getpid()), "containers": strconv.Itoa(len(s.all())), "own_process": strconv.FormatBool(b.hasInit),
-		}
+		resp.Info = s.info(b)
 	}
 	return resp, nil
 }
@@ -300,41 +300,4 @@ func (s *Services) SandboxMetrics(_ context.Context, r *sandboxapi.SandboxMetric
 		return nil, fmt.Errorf("sandbox %q: %w", b.id, err)
 	}
 	return &sandboxapi.SandboxMetricsResponse{Metrics: &types.Metric{ID: b.id, Timestamp: timestamppb.Now(), Data: m}}, nil
-}
-
-// UpdateSandbox changes the resources of the sandbox's own process. It fails with
-// ErrNotImplemented without one.
-func (s *Services) UpdateSandbox(ctx context.Context, r *sandboxapi.UpdateSandboxRequest) (*sandboxapi.UpdateSandboxResponse, error) {
-	b, err := s.sandboxOf(r.GetSandboxID())
-	if err != nil {
-		return nil, err
-	}
-	b.mu.Lock()
-	init := b.init
-	b.mu.Unlock()
-	if init == nil {
-		return nil, fmt.Errorf("update of sandbox %q without a process: %w", b.id, errdefs.ErrNotImplemented)
-	}
-	resources, err := resourcesOf(r)
-	if err != nil || resources == nil {
-		return &sandboxapi.UpdateSandboxResponse{}, err
-	}
-	return &sandboxapi.UpdateSandboxResponse{}, init.Update(ctx, resources)
-}
-
-// resourcesOf finds the resources in an update; nil if it changes none.
-func resourcesOf(r *sandboxapi.UpdateSandboxRequest) ([]byte, error) {
-	var spec *anypb.Any
-	if spec = r.GetSandbox().GetSpec(); spec == nil {
-		return nil, nil
-	}
-	var s struct {
-		Linux struct {
-			Resources json.RawMessage `json:"resources"`
-		} `json:"linux"`
-	}
-	if err := json.Unmarshal(spec.GetValue(), &s); err != nil {
-		return nil, fmt.Errorf("specification: %w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	return s.Linux.Resources, nil
 }
