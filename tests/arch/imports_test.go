@@ -39,8 +39,8 @@ func layers() map[string]map[string]layer {
 		},
 		"nri-hub": {
 			"api": handler, "app": wiring, "config": settings,
-			"launch": adapter, "memory": adapter, "plugin": adapter, "listen": adapter,
-			"adjust": domain, "fit": domain, "hub": domain, "sync": domain,
+			"audit": adapter, "launch": adapter, "memory": adapter, "plugin": adapter, "listen": adapter,
+			"adjust": domain, "change": domain, "fit": domain, "rule": domain, "hub": domain, "sync": domain,
 		},
 		"eventbus": {
 			"api": handler, "app": wiring, "config": settings,

@@ -29,7 +29,7 @@ const (
 // Role is a kind of client.
 type Role string
 
-// The roles. Sandboxd publishes; the others read.
+// The roles. Sandboxd publishes, the hub only its audit trail; all others read.
 const (
 	Sandboxd Role = "sandboxd"
 	Gateway  Role = "gateway"
@@ -113,8 +113,13 @@ func permissions(role Role, stream string) *natsd.Permissions {
 		Publish:   &natsd.SubjectPermission{Allow: consume(stream)},
 		Subscribe: &natsd.SubjectPermission{Allow: []string{"_INBOX.>"}},
 	}
-	if role == Sandboxd {
+	switch role {
+	case Sandboxd:
 		p.Publish.Allow = []string{events.SubjectPrefix + ".>"}
+	case Hub:
+		// What plugins change, and nothing that says what containers do.
+		p.Publish.Allow = append(p.Publish.Allow, events.SubjectPrefix+".*.*.nri.audit")
+	default:
 	}
 	return p
 }

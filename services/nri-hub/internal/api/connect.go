@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -67,6 +68,9 @@ func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nri
 			Generation:       state.Generation,
 			SubscribedEvents: int32(state.Events),
 			Ready:            state.Ready,
+			Guarded:          state.Guarded,
+			Degraded:         names(state.Degraded),
+			Missing:          names(state.Missing),
 		}}})
 	}
 	for {
@@ -92,4 +96,11 @@ func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nri
 			return context.Cause(ctx)
 		}
 	}
+}
+
+func names(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
 }

@@ -11,7 +11,7 @@ func (s *Service) CreateContainer(ctx context.Context, req *nriv1.CreateContaine
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	resp, err := s.hub.CreateContainer(ctx, req.GetRequest())
+	resp, err := s.hub.CreateContainer(timed(ctx, req.GetTimeLeftMs()), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}

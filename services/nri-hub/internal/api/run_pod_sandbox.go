@@ -13,7 +13,7 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *nriv1.RunPodSandboxReq
 	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	if err := s.hub.RunPodSandbox(ctx, req.GetRequest()); err != nil {
+	if err := s.hub.RunPodSandbox(timed(ctx, req.GetTimeLeftMs()), req.GetRequest()); err != nil {
 		return nil, err
 	}
 	return &nriv1.RunPodSandboxResponse{Response: &nri.RunPodSandboxResponse{}}, nil

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -24,6 +25,7 @@ type Hub interface {
 	Plugins() []hub.Status
 	Attach(gw hub.Gateway, runtime hub.Runtime) (detach func())
 	Reconcile(ctx context.Context, gw hub.Gateway)
+	DryRun(ctx context.Context, pod *nri.PodSandbox, container *nri.Container) (hub.Rehearsal, error)
 
 	RunPodSandbox(ctx context.Context, req *nri.RunPodSandboxRequest) error
 	UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error
@@ -85,4 +87,12 @@ func (s *Service) checkContainer(generation uint64, req subject) error {
 		return fmt.Errorf("request.container.id: missing: %w", errdefs.ErrInvalidArgument)
 	}
 	return nil
+}
+
+// timed adds to the context of a request how long its caller still waits.
+func timed(ctx context.Context, leftMillis int64) context.Context {
+	if leftMillis <= 0 {
+		return ctx
+	}
+	return hub.WithDeadline(ctx, time.Now().Add(time.Duration(leftMillis)*time.Millisecond))
 }

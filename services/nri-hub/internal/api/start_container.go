@@ -13,7 +13,7 @@ func (s *Service) StartContainer(ctx context.Context, req *nriv1.StartContainerR
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	if err := s.hub.StartContainer(ctx, req.GetRequest()); err != nil {
+	if err := s.hub.StartContainer(timed(ctx, req.GetTimeLeftMs()), req.GetRequest()); err != nil {
 		return nil, err
 	}
 	return &nriv1.StartContainerResponse{Response: &nri.StartContainerResponse{}}, nil

@@ -11,7 +11,7 @@ func (s *Service) UpdateContainer(ctx context.Context, req *nriv1.UpdateContaine
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	resp, err := s.hub.UpdateContainer(ctx, req.GetRequest())
+	resp, err := s.hub.UpdateContainer(timed(ctx, req.GetTimeLeftMs()), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}

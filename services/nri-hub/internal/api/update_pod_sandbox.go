@@ -13,7 +13,7 @@ func (s *Service) UpdatePodSandbox(ctx context.Context, req *nriv1.UpdatePodSand
 	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	if err := s.hub.UpdatePodSandbox(ctx, req.GetRequest()); err != nil {
+	if err := s.hub.UpdatePodSandbox(timed(ctx, req.GetTimeLeftMs()), req.GetRequest()); err != nil {
 		return nil, err
 	}
 	return &nriv1.UpdatePodSandboxResponse{Response: &nri.UpdatePodSandboxResponse{}}, nil

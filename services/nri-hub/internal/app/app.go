@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 
+	"github.com/containerd/errdefs"
 	nrilog "github.com/containerd/nri/pkg/log"
 	nriversion "github.com/containerd/nri/pkg/version"
 	validator "github.com/containerd/nri/plugins/default-validator"
@@ -18,17 +20,19 @@ import (
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
+	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
-	"github.com/crisp-cri/crisp/services/internal/unixsock"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/api"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/audit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/config"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/plugin"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/sync"
 )
 
@@ -43,6 +47,8 @@ type App struct {
 	plugins *plugin.Server
 	service *api.Service
 	server  *rpc.Server
+	trail   *audit.Trail
+	bus     *events.Publisher // nil without a bus
 }
 
 // Run is the body of "nri-hub run".
@@ -74,13 +80,29 @@ func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
+	rules, err := pluginRules(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w: %w", errdefs.ErrInvalidArgument, err)
+	}
 	a := &App{cfg: cfg, tel: tel}
-	a.hub = hub.New(a.hubConfig(generation, expected), hub.Parts{
+	var bus audit.Publisher
+	if cfg.Events.URL != "" {
+		if a.bus, err = events.NewPublisher(cfg.Events, tel); err != nil {
+			return nil, err
+		}
+		bus = a.bus
+	}
+	if a.trail, err = audit.New(audit.Config{Log: cfg.Audit.Log, Values: cfg.Audit.Values}, tel, bus); err != nil {
+		return nil, err
+	}
+	a.hub = hub.New(a.hubConfig(generation, expected, rules), hub.Parts{
 		Log:       tel.Log,
 		Sync:      sync.New(tel.Log, cfg.Timeouts.Synchronize.Std()),
 		Memory:    remembered,
 		Validator: newValidator(cfg.Validator),
 		Active:    metrics.SetActive,
+		TimedOut:  metrics.TimedOut,
+		Audit:     a.trail.Record,
 	})
 	a.plugins = plugin.NewServer(plugin.Config{
 		RegistrationTimeout: cfg.Timeouts.Registration.Std(),
@@ -117,9 +139,23 @@ func (a *App) Parts() []lifecycle.Part {
 	return []lifecycle.Part{
 		a.tel.Part(),
 		admin.Part(a.cfg.Admin, a.tel, admin.Check{Name: "plugins", Ready: a.settled}),
+		a.auditPart(),
 		api,
 		a.pluginsPart(),
 	}
+}
+
+// auditPart hands the audit trail to the bus.
+func (a *App) auditPart() lifecycle.Part {
+	return lifecycle.Part{Name: "audit", Run: func(ctx context.Context, ready func()) error {
+		ready()
+		if a.bus == nil {
+			<-ctx.Done()
+			return nil
+		}
+		defer a.bus.Close()
+		return a.trail.Run(ctx)
+	}}
 }
 
 // settled is the readiness check: all expected plugins are there or given up.
@@ -130,7 +166,7 @@ func (a *App) settled(context.Context) error {
 	return nil
 }
 
-func (a *App) hubConfig(generation uint64, expected []hub.ID) hub.Config {
+func (a *App) hubConfig(generation uint64, expected []hub.ID, rules rule.Plugins) hub.Config {
 	t := a.cfg.Timeouts
 	runtime := hub.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
 	if runtime.Version == "" {
@@ -143,7 +179,13 @@ func (a *App) hubConfig(generation uint64, expected []hub.ID) hub.Config {
 		SettleTimeout:  t.Settle.Std(),
 		OrphanGrace:    t.Orphan.Std(),
 		UpdateTimeout:  t.Update.Std(),
-		Required:       a.cfg.RequiredPlugins,
+		RequiredWait:   a.cfg.Required.Wait.Std(),
+		DegradeAfter:   a.cfg.Degraded.After,
+		MinPause:       a.cfg.Degraded.MinPause.Std(),
+		MaxPause:       a.cfg.Degraded.MaxPause.Std(),
+		Plugins:        rules,
+		ListedOnly:     a.cfg.NRI.ListedOnly,
+		Required:       requiredRules(a.cfg),
 		Runtime:        runtime,
 		Expected:       expected,
 	}
@@ -175,11 +217,6 @@ func nriVersion() string {
 	}
 }
 
-func peer(c net.Conn) (pid int32, uid uint32, err error) {
-	p, err := unixsock.PeerOf(c)
-	return p.PID, p.UID, err
-}
-
 // launched connects the launcher with the server of plugin connections.
 type launched struct{ plugins *plugin.Server }
 
@@ -188,6 +225,7 @@ var _ launch.Server = launched{}
 // ServeLaunched implements launch.Server.
 func (l launched) ServeLaunched(ctx context.Context, c net.Conn, p launch.Plugin) error {
 	return l.plugins.ServeLaunched(ctx, c, plugin.Launched{
-		ID: hub.ID{Index: p.Index, Name: p.Name}, PID: p.PID, Config: p.Config,
+		ID: hub.ID{Index: p.Index, Name: p.Name}, PID: p.PID, Executable: p.Path, Config: p.Config,
+		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 	})
 }

@@ -64,6 +64,10 @@ func testConfig(t *testing.T) hubconfig.Config {
 	cfg.Launch.Folder = filepath.Join(dir, "plugins")
 	cfg.Launch.ConfigFolder = filepath.Join(dir, "conf.d")
 	cfg.Launch.MinBackoff = config.Duration(50 * time.Millisecond)
+	cfg.Launch.WasmCache = filepath.Join(dir, "wasm")
+	cfg.Events.URL = ""
+	cfg.Required.Wait = config.Duration(300 * time.Millisecond)
+	cfg.Degraded.MinPause = config.Duration(50 * time.Millisecond)
 	cfg.Timeouts.JoinWait = config.Duration(100 * time.Millisecond)
 	return cfg
 }
@@ -285,6 +289,20 @@ func (g *fakeGateway) active(ctx context.Context) []string {
 	return names
 }
 
+// plugin returns what the hub tells of a plugin; false if it is not there.
+func (g *fakeGateway) plugin(ctx context.Context, name string) (*nriv1.PluginStatus, bool) {
+	resp, err := g.GetStatus(ctx, &nriv1.GetStatusRequest{})
+	if err != nil {
+		return nil, false
+	}
+	for _, p := range resp.GetPlugins() {
+		if p.GetIndex()+"-"+p.GetName() == name {
+			return p, true
+		}
+	}
+	return nil, false
+}
+
 func (g *fakeGateway) await(t *testing.T, want ...string) {
 	t.Helper()
 	testkit.Eventually(t, patience, func() error {
@@ -457,3 +475,7 @@ func env(key, value string) *nri.ContainerAdjustment {
 }
 
 var errNo = errors.New("no way")
+
+func withPolicy(fail, keep bool) stub.Option {
+	return stub.WithFailurePolicy(&nri.FailurePolicy{FailRequest: fail, KeepConnected: keep})
+}

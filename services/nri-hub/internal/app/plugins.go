@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
 	"github.com/crisp-cri/crisp/services/internal/unixsock"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // pluginsPart serves plugins that connect and runs those that are pre-installed. At the
@@ -68,7 +69,18 @@ func (a *App) launcher() *launch.Launcher {
 		MinBackoff:   cfg.MinBackoff.Std(),
 		MaxBackoff:   cfg.MaxBackoff.Std(),
 		StopTimeout:  cfg.StopTimeout.Std(),
+		Extra:        a.extra,
 	}, a.tel.Log, launched{a.plugins})
+}
+
+// extra is how one launched plugin is run besides; the first entry that matches counts.
+func (a *App) extra(index, name string) launch.Extra {
+	for _, p := range a.cfg.Plugins {
+		if len(rule.Plugins{{Name: p.Name}}.For(index, name).Name) > 0 {
+			return launch.Extra{Env: p.Launch.Env, Rlimits: p.Launch.Rlimits}
+		}
+	}
+	return launch.Extra{}
 }
 
 // logAdapter sends what NRI's packages log to our log, where it is detail.

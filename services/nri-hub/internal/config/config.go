@@ -12,6 +12,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/config"
+	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/unixsock"
@@ -29,17 +30,31 @@ type Config struct {
 	Tracing telemetry.TraceConfig `toml:"tracing"`
 	Server  rpc.ServerConfig      `toml:"server" comment:"The gateway's way in."`
 
+	Events events.ClientConfig `toml:"events" comment:"The bus that takes the audit trail of what plugins change, under nri.audit. An empty url\nkeeps it in the log alone."`
+	Audit  Audit               `toml:"audit" comment:"The audit trail of what plugins change."`
+
 	NRI       NRI                              `toml:"nri" comment:"The plugins' way in."`
 	Launch    Launch                           `toml:"launch" comment:"Pre-installed plugins, which the hub starts."`
 	Timeouts  Timeouts                         `toml:"timeouts"`
+	Degraded  Degraded                         `toml:"degraded" comment:"Plugins that have not answered in time."`
+	Required  Required                         `toml:"required" comment:"Plugins without which pods and containers are not created."`
+	Plugins   []Plugin                         `toml:"plugins,omitempty" comment:"How single plugins are treated; the first entry whose name matches counts."`
 	Runtime   Runtime                          `toml:"runtime" comment:"What plugins are told of the runtime until a gateway says it."`
 	Validator validator.DefaultValidatorConfig `toml:"default_validator" comment:"NRI's own validator of adjustments."`
 }
 
 // NRI is the socket for plugins that connect by themselves.
 type NRI struct {
-	Enable bool            `toml:"enable" comment:"Whether plugins may connect by themselves."`
-	Socket unixsock.Config `toml:"socket"`
+	Enable bool `toml:"enable" comment:"Whether plugins may connect by themselves."`
+	// ListedOnly refuses strangers.
+	ListedOnly bool            `toml:"listed_only" comment:"Refuse plugins for which there is no entry under plugins."`
+	Socket     unixsock.Config `toml:"socket"`
+}
+
+// Audit says where the audit trail goes and what is in it.
+type Audit struct {
+	Log    bool `toml:"log" comment:"Write it to the log."`
+	Values bool `toml:"values" comment:"Write old and new values. They may be secrets, such as in environment variables."`
 }
 
 // Launch says where pre-installed plugins are.
@@ -50,6 +65,7 @@ type Launch struct {
 	MinBackoff   config.Duration `toml:"min_backoff" comment:"Pause before a plugin that ended is started again; it doubles each time."`
 	MaxBackoff   config.Duration `toml:"max_backoff" comment:"Longest pause. A plugin that ran longer than this begins with the shortest again."`
 	StopTimeout  config.Duration `toml:"stop_timeout" comment:"How long a plugin has to end before it is killed."`
+	WasmCache    string          `toml:"wasm_cache" comment:"Folder in which compiled wasm plugins are kept; empty: they are compiled at each start."`
 }
 
 // Timeouts are the limits of everything that plugins do.
@@ -72,6 +88,8 @@ type Runtime struct {
 
 // Default is the configuration without a file.
 func Default() Config {
+	bus := events.DefaultClientConfig()
+	bus.NkeySeedFile = "/var/lib/crisp/eventbus/keys/hub.nk" // written by eventbus
 	return Config{
 		Version:         1,
 		RunFolder:       "/run/crisp/nri-hub",
@@ -80,6 +98,8 @@ func Default() Config {
 		Admin:           admin.Config{Listen: "127.0.0.1:9672"},
 		Tracing:         telemetry.DefaultTraceConfig(),
 		Server:          rpc.DefaultServerConfig("/run/crisp/nri-hub.sock"),
+		Events:          bus,
+		Audit:           Audit{Log: true, Values: true},
 		NRI: NRI{
 			Enable: true,
 			Socket: unixsock.Config{Path: "/var/run/nri/nri.sock", Mode: 0o600},
@@ -91,6 +111,7 @@ func Default() Config {
 			MinBackoff:   config.Duration(time.Second),
 			MaxBackoff:   config.Duration(time.Minute),
 			StopTimeout:  config.Duration(3 * time.Second),
+			WasmCache:    "/run/crisp/nri-hub/wasm",
 		},
 		Timeouts: Timeouts{
 			Registration: config.Duration(5 * time.Second),
@@ -102,6 +123,12 @@ func Default() Config {
 			Orphan:       config.Duration(30 * time.Second),
 			Update:       config.Duration(30 * time.Second),
 		},
+		Degraded: Degraded{
+			After:    1,
+			MinPause: config.Duration(500 * time.Millisecond),
+			MaxPause: config.Duration(30 * time.Second),
+		},
+		Required:  Required{Wait: config.Duration(5 * time.Second), Annotations: true},
 		Runtime:   Runtime{Name: "crisp"},
 		Validator: validator.DefaultValidatorConfig{RequiredPlugins: []string{}},
 	}
@@ -109,7 +136,11 @@ func Default() Config {
 
 // Validate reports every mistake.
 func (c Config) Validate() error {
-	return errors.Join(
+	var errs []error
+	for i, p := range c.Plugins {
+		errs = append(errs, config.Section(fmt.Sprintf("plugins[%d]", i), p))
+	}
+	return errors.Join(append(errs,
 		config.CheckVersion(c.Version),
 		absolute("run_folder", c.RunFolder),
 		config.Section("log", c.Log),
@@ -119,8 +150,11 @@ func (c Config) Validate() error {
 		config.Section("nri.socket", c.NRI.Socket),
 		config.Section("launch", c.Launch),
 		config.Section("timeouts", c.Timeouts),
+		config.Section("degraded", c.Degraded),
+		config.Section("required", c.Required),
+		config.Section("events", c.Events),
 		named("runtime.name", c.Runtime.Name),
-	)
+	)...)
 }
 
 // Validate implements config.Validator.
@@ -131,6 +165,7 @@ func (l Launch) Validate() error {
 	return errors.Join(
 		absolute("folder", l.Folder),
 		absolute("config_folder", l.ConfigFolder),
+		cacheFolder(l.WasmCache),
 		positive("min_backoff", l.MinBackoff),
 		positive("max_backoff", l.MaxBackoff),
 		positive("stop_timeout", l.StopTimeout),
@@ -148,6 +183,13 @@ func (t Timeouts) Validate() error {
 		positive("orphan", t.Orphan),
 		positive("update", t.Update),
 	)
+}
+
+func cacheFolder(path string) error {
+	if path == "" {
+		return nil
+	}
+	return absolute("wasm_cache", path)
 }
 
 func absolute(key, path string) error {

@@ -16,19 +16,25 @@ import (
 // CreateContainer asks the plugins for adjustments, merges them and has the result
 // validated. The answer's adjustment is nil if there is none.
 func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error) {
+	return h.create(ctx, req, nil)
+}
+
+// create is CreateContainer, or a rehearsal of it that leaves nothing in the hub.
+func (h *Hub) create(ctx context.Context, req *nri.CreateContainerRequest, dry *rehearsal) (*nri.CreateContainerResponse, error) {
 	merge := adjust.NewCreate(req)
-	consulted, err := h.dispatchGuarded(ctx, &request{
-		event: nri.Event_CREATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true,
+	r := &request{
+		event: nri.Event_CREATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true, dry: dry,
 		message: func() proto.Message { return merge.Request() },
 		take: func(plugin ID, resp proto.Message) error {
 			r, _ := resp.(*nri.CreateContainerResponse)
 			return merge.Apply(plugin.String(), r)
 		},
-	})
+	}
+	consulted, err := h.dispatchGuarded(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.validate(ctx, merge.Validation(consulted)); err != nil {
+	if err := h.validate(ctx, r, merge.Validation(consulted)); err != nil {
 		return nil, err
 	}
 	return merge.Response(), nil
@@ -36,7 +42,7 @@ func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerReque
 
 // validate asks the configured validator and all validating plugins, side by side. Who
 // does not answer refuses.
-func (h *Hub) validate(ctx context.Context, req *nri.ValidateContainerAdjustmentRequest) error {
+func (h *Hub) validate(ctx context.Context, r *request, req *nri.ValidateContainerAdjustmentRequest) error {
 	refused := func(who string, err error) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("validate the adjustment of container %q: %w", req.GetContainer().GetId(), err)
@@ -54,16 +60,20 @@ func (h *Hub) validate(ctx context.Context, req *nri.ValidateContainerAdjustment
 	h.mu.Unlock()
 	g, gctx := errgroup.WithContext(ctx)
 	for _, m := range members {
-		if !m.listensTo(nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) || !m.is(active) {
+		if !r.hears(m, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) || !m.serves() || m.rule.Observe {
 			continue
 		}
 		g.Go(func() error {
+			failing := m.fails()
+			if m.is(degraded) {
+				return refused("plugin "+m.info.ID.String(), errDegraded)
+			}
 			t := m.queue.enter()
 			defer t.leave()
-			if err := t.wait(gctx, m.plugin.Done()); err != nil {
+			if err := t.wait(gctx, m.plugin.Done(), failing); err != nil {
 				return refused("plugin "+m.info.ID.String(), err)
 			}
-			resp, err := h.call(gctx, m, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT, req)
+			resp, _, err := h.call(gctx, m, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT, req, r.share(ctx, 1))
 			if err == nil {
 				r, _ := resp.(*nri.ValidateContainerAdjustmentResponse)
 				err = r.ValidationResult(m.info.ID.String())
@@ -181,7 +191,7 @@ func (h *Hub) RemoveContainer(ctx context.Context, req *nri.RemoveContainerReque
 // stopFirst tells a plugin of a stop that it was never told of, while the request holds
 // the plugin's turn.
 func (h *Hub) stopFirst(ctx context.Context, m *member, e nri.Event, req proto.Message) proto.Message {
-	resp, err := h.call(ctx, m, e, req)
+	resp, _, err := h.call(ctx, m, e, req, 0)
 	if err != nil {
 		h.Log.WarnContext(ctx, "plugin failed the stop before a removal",
 			slog.String("plugin", m.info.ID.String()), slog.Any("error", err))

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 )
@@ -28,26 +29,93 @@ type request struct {
 	implied nri.Event
 	// claim is asked before each plugin is called; nil stands for "call".
 	claim func(ctx context.Context, m *member) bool
+	// required are the plugins that must answer.
+	required []string
+	// deadline is when the caller stops waiting; zero if that is not known.
+	deadline time.Time
+	// dry is not nil for a rehearsal: nothing is remembered of the request, and nothing but
+	// the answers comes of it.
+	dry *rehearsal
+}
+
+type deadlineKey struct{}
+
+// WithDeadline says in a request's context until when its caller waits. That divides the
+// time among the plugins; the request itself goes on after it.
+func WithDeadline(ctx context.Context, deadline time.Time) context.Context {
+	return context.WithValue(ctx, deadlineKey{}, deadline)
+}
+
+// left is the time that the caller has left, if that is known.
+func (r *request) left(ctx context.Context) (time.Duration, bool) {
+	end := r.deadline
+	if d, ok := ctx.Deadline(); ok && (end.IsZero() || d.Before(end)) {
+		end = d
+	}
+	if end.IsZero() {
+		return 0, false
+	}
+	return max(time.Until(end), 0), true
+}
+
+// minShare is what a plugin gets of a caller's time at least: with less, not even a
+// healthy plugin could answer.
+const minShare = 20 * time.Millisecond
+
+// share is what one of n plugins gets of the caller's time; zero means that it does not
+// matter. A tenth is left for what comes after the plugins.
+func (r *request) share(ctx context.Context, n int) time.Duration {
+	left, ok := r.left(ctx)
+	if !ok || n < 1 {
+		return 0
+	}
+	return max(left*9/10/time.Duration(n), minShare)
+}
+
+// hears reports whether the plugin gets the event: it has subscribed to it, and the pod is
+// one of those that its rule chooses or that cannot do without it.
+func (r *request) hears(m *member, e nri.Event) bool {
+	return m.listensTo(e) && (m.rule.Pods.Match(r.pod) || r.needs(m))
 }
 
 // dispatch sends the request to all plugins that listen to it, one after the other, and
 // returns the active plugins that did not fail it.
 func (h *Hub) dispatch(ctx context.Context, r *request) ([]*nri.PluginInstance, error) {
+	r.deadline, _ = ctx.Value(deadlineKey{}).(time.Time)
 	var consulted []*nri.PluginInstance
 	var held *ticket
 	defer func() { held.leave() }()
-	for _, m := range h.begin(r) {
-		if m.is(gone) {
-			continue
+	members := h.begin(r)
+	callers := 0
+	for _, m := range members {
+		if r.hears(m, r.event) {
+			callers++
 		}
-		if m.is(joining) {
+	}
+	for _, m := range members {
+		remaining := callers
+		if r.hears(m, r.event) {
+			callers--
+		}
+		p := m.at()
+		if p == joining {
 			held.leave() // nobody else must wait for the one that joins
 			held = nil
 			if h.skipsJoining(ctx, r, m) {
 				continue
 			}
+			p = m.at()
 		}
-		ok, err := h.visit(ctx, r, m, &held)
+		var ok bool
+		var err error
+		switch p {
+		case gone:
+			err = h.lost(r, m)
+		case degraded:
+			ok, err = h.passBy(ctx, r, m)
+		default:
+			ok, err = h.visit(ctx, r, m, &held, r.share(ctx, remaining))
+		}
 		if err != nil {
 			return consulted, err
 		}
@@ -58,10 +126,19 @@ func (h *Hub) dispatch(ctx context.Context, r *request) ([]*nri.PluginInstance, 
 	return consulted, nil
 }
 
+// lost is for a plugin that was there when the request began.
+func (h *Hub) lost(r *request, m *member) error {
+	if r.hears(m, r.event) {
+		return h.missed(r, m, ErrLost)
+	}
+	return nil
+}
+
 // skipsJoining waits a little for a plugin that is joining, if the request is worth it,
 // and else keeps the request for later. False means that the plugin is active now.
 func (h *Hub) skipsJoining(ctx context.Context, r *request, m *member) bool {
-	if r.vetoable && m.listensTo(r.event) && !m.successor && h.cfg.JoinWait > 0 {
+	hears := r.hears(m, r.event)
+	if r.vetoable && hears && !m.successor && h.cfg.JoinWait > 0 {
 		timer := time.NewTimer(h.cfg.JoinWait)
 		defer timer.Stop()
 		select {
@@ -70,13 +147,37 @@ func (h *Hub) skipsJoining(ctx context.Context, r *request, m *member) bool {
 		case <-ctx.Done():
 		}
 	}
+	if !m.is(joining) {
+		return m.is(gone)
+	}
+	return h.putAside(ctx, r, m) || m.is(gone)
+}
+
+// putAside keeps the request for a plugin that cannot be told now; false means that it
+// can. A plugin for which too much is kept is disconnected.
+func (h *Hub) putAside(ctx context.Context, r *request, m *member) bool {
+	if r.dry != nil {
+		return true
+	}
 	e := event{kind: r.event, pod: r.pod.GetId(), container: r.container.GetId()}
-	if m.listensTo(r.event) || endsOrBegins(r.event) {
+	if r.hears(m, r.event) || m.rule.Pods.Match(r.pod) && endsOrBegins(r.event) {
 		// Cloned, because the message grows with the answers of other plugins.
 		e.req = proto.Clone(r.message())
+	} else if m.at() == degraded || !m.rule.Pods.Match(r.pod) {
+		return true
 	}
-	return m.keep(e) || m.is(gone)
+	kept, full := m.keep(e)
+	if full {
+		h.Log.ErrorContext(ctx, "plugin disconnected: it is too far behind", slog.String("plugin", m.info.ID.String()),
+			slog.Int("events", maxBacklog))
+		m.become(gone)
+		m.plugin.Close(errBehind)
+	}
+	return kept || full
 }
+
+// errBehind says that more is kept for a plugin than it could ever catch up with.
+var errBehind = errors.New("plugin is too far behind")
 
 // endsOrBegins reports whether the event is kept even for a plugin that does not listen
 // to it, because it says which objects the plugin knows.
@@ -91,41 +192,85 @@ func endsOrBegins(e nri.Event) bool {
 	}
 }
 
+// passBy takes the request past a degraded plugin, which hears of it later. A request that
+// cannot do without the plugin fails at once, as it does if the plugin's policy says so.
+func (h *Hub) passBy(ctx context.Context, r *request, m *member) (ok bool, err error) {
+	if r.hears(m, r.event) && !r.tolerant {
+		err := h.missed(r, m, errDegraded)
+		if err == nil && m.info.Policy.GetFailRequest() && !m.rule.Observe {
+			err = &PluginError{Plugin: m.info.ID, Event: r.event, Err: fmt.Errorf("%w: %w", errDegraded, errdefs.ErrUnavailable)}
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if h.putAside(ctx, r, m) {
+		return !r.hears(m, r.event), nil
+	}
+	// It has recovered at this very moment, or is gone.
+	if m.is(gone) {
+		return false, h.lost(r, m)
+	}
+	var held *ticket
+	defer func() { held.leave() }()
+	return h.visit(ctx, r, m, &held, r.share(ctx, 1))
+}
+
 // visit takes the request to one plugin. held is the turn at the plugin before; it is
 // given up only after the place at this one is taken, which keeps requests in order.
-func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket) (ok bool, err error) {
-	if !m.listensTo(r.event) && (r.implied == 0 || !m.listensTo(r.implied)) {
-		h.note(r, m)
-		if r.claim != nil {
-			r.claim(ctx, m)
+func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, share time.Duration) (ok bool, err error) {
+	if !r.hears(m, r.event) && (r.implied == 0 || !r.hears(m, r.implied)) {
+		if m.rule.Pods.Match(r.pod) {
+			h.note(r, m)
+			if r.claim != nil {
+				r.claim(ctx, m)
+			}
 		}
 		return true, nil
 	}
+	failing := m.fails()
 	t := m.queue.enter()
 	(*held).leave()
 	*held = t
-	if err := t.wait(ctx, m.plugin.Done()); err != nil {
-		if errors.Is(err, ErrLost) {
-			return false, h.missed(r, m, err)
-		}
+	if m.is(degraded) {
+		return h.passBy(ctx, r, m)
+	}
+	switch err := t.wait(ctx, m.plugin.Done(), failing); {
+	case errors.Is(err, errDegraded):
+		return h.passBy(ctx, r, m)
+	case errors.Is(err, ErrLost):
+		return false, h.missed(r, m, err)
+	case err != nil:
 		return false, fmt.Errorf("wait for plugin %q: %s: %w", m.info.ID, r.event.PrettyName(), err)
 	}
 	h.note(r, m)
 	if r.claim != nil && !r.claim(ctx, m) {
 		return true, nil
 	}
-	resp, err := h.call(ctx, m, r.event, r.message())
+	if r.dry != nil {
+		r.dry.asked = append(r.dry.asked, m)
+	}
+	begin := time.Now()
+	resp, busy, err := h.call(ctx, m, r.event, r.message(), share)
+	if busy != nil {
+		// The plugin still works on the request; nobody else gets its turn.
+		*held = nil
+		h.calls.Go(func() {
+			<-busy
+			t.leave()
+		})
+	}
 	if err != nil {
 		return false, h.failed(ctx, r, m, err)
 	}
-	if r.take == nil {
-		return true, nil
-	}
-	return true, r.take(m.info.ID, resp)
+	return true, h.take(ctx, r, m, resp, time.Since(begin))
 }
 
 // note remembers what the plugin knows of from now on.
 func (h *Hub) note(r *request, m *member) {
+	if r.dry != nil {
+		return
+	}
 	switch r.event {
 	case nri.Event_RUN_POD_SANDBOX:
 		m.learn(r.pod.GetId(), known)
@@ -135,59 +280,26 @@ func (h *Hub) note(r *request, m *member) {
 	}
 }
 
-// call makes one call with the plugin's time limit. It disconnects a plugin that did
-// not answer, unless the plugin's policy says otherwise for a timeout.
-func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Message) (proto.Message, error) {
-	if !m.listensTo(e) {
-		return nil, nil
-	}
-	cctx, cancel := context.WithTimeout(ctx, h.cfg.RequestTimeout)
-	defer cancel()
-	resp, err := m.plugin.Call(cctx, e, req)
-	if err == nil {
-		m.record(nil)
-		return resp, nil
-	}
-	if ctx.Err() != nil {
-		// The caller has gone; that is nobody's failure.
-		return nil, fmt.Errorf("plugin %q: %s: %w", m.info.ID, e.PrettyName(), context.Cause(ctx))
-	}
-	timedOut := errors.Is(err, context.DeadlineExceeded)
-	perr := &PluginError{Plugin: m.info.ID, Event: e, Err: err}
-	if timedOut {
-		perr.Err = fmt.Errorf("%w: no answer within %s", errTimeout, h.cfg.RequestTimeout)
-	}
-	m.record(perr)
-	if errors.Is(err, ErrLost) || timedOut && !m.info.Policy.GetKeepConnected() {
-		h.Log.ErrorContext(ctx, "plugin disconnected", slog.String("plugin", m.info.ID.String()),
-			slog.String("event", e.PrettyName()), slog.Any("error", perr.Err))
-		m.become(gone)
-		m.plugin.Close(perr)
-	}
-	return nil, perr
-}
-
 // failed decides what a plugin's failure means for the request.
 func (h *Hub) failed(ctx context.Context, r *request, m *member, err error) error {
-	if _, ok := errors.AsType[*PluginError](err); !ok {
+	perr, ok := errors.AsType[*PluginError](err)
+	if !ok {
 		return err
 	}
+	h.keepRecord(ctx, r, Record{Plugin: m.info.ID, Event: r.event, Pod: r.pod, Container: r.container, Error: perr.Err.Error()})
 	unanswered := errors.Is(err, ErrLost) || errors.Is(err, errTimeout)
 	if unanswered && !r.tolerant {
-		if m.info.Policy.GetFailRequest() {
+		if m.info.Policy.GetFailRequest() && !m.rule.Observe {
 			return err
 		}
 		if err := h.missed(r, m, err); err != nil {
 			return err
 		}
 	}
-	if !unanswered && !r.tolerant {
+	if !unanswered && !r.tolerant && !m.rule.Observe {
 		return err
 	}
 	h.Log.WarnContext(ctx, "request goes on without the plugin", slog.String("plugin", m.info.ID.String()),
 		slog.String("event", r.event.PrettyName()), slog.Any("error", err))
 	return nil
 }
-
-// errTimeout says that a plugin did not answer in time.
-var errTimeout = errors.New("timeout")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -49,6 +50,31 @@ func (h *Hub) Runtime() (name, version string) {
 	return h.runtime.Name, h.runtime.Version
 }
 
+// RequestTimeout is the time that a plugin has for one call, where its rule does not say
+// otherwise for single requests.
+func (h *Hub) RequestTimeout(plugin ID) time.Duration {
+	if d := h.cfg.Plugins.For(plugin.Index, plugin.Name).Timeout; d > 0 {
+		return d
+	}
+	return h.cfg.RequestTimeout
+}
+
+// Admit returns why a plugin is not welcome: because there is no rule for it although one
+// is wanted, or because its process is not one of those that may be the plugin.
+func (h *Hub) Admit(info Info) error {
+	r := h.cfg.Plugins.For(info.ID.Index, info.ID.Name)
+	if !r.Listed && h.cfg.ListedOnly {
+		return fmt.Errorf("plugin %q is not listed in the configuration: %w", info.ID, errdefs.ErrPermissionDenied)
+	}
+	if info.Kind != External {
+		return nil // put where the hub finds it by who may do so
+	}
+	if err := r.Rights.Identify(info.UID, info.GID, info.Executable); err != nil {
+		return fmt.Errorf("plugin %q: process %d: %w: %w", info.ID, info.PID, err, errdefs.ErrPermissionDenied)
+	}
+	return nil
+}
+
 func (h *Hub) detach(gw Gateway) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +112,15 @@ func (h *Hub) Update(ctx context.Context, plugin ID, updates []*nri.ContainerUpd
 		return nil, nil
 	}
 	h.mu.Lock()
-	gw := h.gateway
+	gw, members := h.gateway, h.members
 	h.mu.Unlock()
+	var refused []*nri.ContainerUpdate
+	if i := slices.IndexFunc(members, func(m *member) bool { return m.info.ID == plugin }); i >= 0 {
+		updates, evictions, refused = h.allowed(ctx, members[i], updates, evictions)
+		if len(updates) == 0 && len(evictions) == 0 {
+			return refused, nil
+		}
+	}
 	if gw == nil {
 		return nil, fmt.Errorf("update of containers for plugin %q: no gateway is connected: %w", plugin, errdefs.ErrUnavailable)
 	}
@@ -97,11 +130,46 @@ func (h *Hub) Update(ctx context.Context, plugin ID, updates []*nri.ContainerUpd
 	if err != nil {
 		return nil, fmt.Errorf("update of containers for plugin %q: %w", plugin, err)
 	}
-	return failed, nil
+	return append(refused, failed...), nil
+}
+
+// allowed is what of a plugin's own wishes may be passed on; updates that it may not make
+// are refused as a whole, as if they had failed.
+func (h *Hub) allowed(ctx context.Context, m *member, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) (
+	_ []*nri.ContainerUpdate, _ []*nri.ContainerEviction, refused []*nri.ContainerUpdate,
+) {
+	var pass []*nri.ContainerUpdate
+	var records []Record
+	for _, u := range updates {
+		one := []*nri.ContainerUpdate{u}
+		recs, err := h.vet(ctx, m, subject{}, wanted{updates: &one, evict: new([]*nri.ContainerEviction)}, false)
+		if err != nil || m.rule.Observe {
+			refused = append(refused, u)
+		} else {
+			pass = append(pass, u)
+		}
+		if err == nil {
+			records = append(records, recs...)
+		}
+	}
+	recs, _ := h.vet(ctx, m, subject{}, wanted{updates: new([]*nri.ContainerUpdate), evict: &evictions}, true)
+	for _, rec := range append(records, recs...) {
+		if m.rule.Observe {
+			rec.Refused = observing
+		}
+		h.record(ctx, rec)
+	}
+	if m.rule.Observe {
+		return nil, nil, refused
+	}
+	return pass, evictions, refused
 }
 
 // carryOut performs wishes for which no plugin waits.
 func (h *Hub) carryOut(ctx context.Context, m *member, w wish) {
+	if len(w.updates)+len(w.evictions) == 0 {
+		return
+	}
 	failed, err := h.Update(ctx, m.info.ID, w.updates, w.evictions)
 	if err != nil {
 		h.Log.WarnContext(ctx, "updates that a plugin asked for were lost",

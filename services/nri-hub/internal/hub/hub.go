@@ -4,10 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // Config are the hub's rules.
@@ -15,10 +18,16 @@ type Config struct {
 	Generation     uint64        // of this start of the hub
 	RequestTimeout time.Duration // for one call of one plugin
 	JoinWait       time.Duration // how long a request waits for a plugin that is joining
+	RequiredWait   time.Duration // how long a request waits for a plugin that it needs
+	DegradeAfter   int           // timeouts in a row that make a plugin degraded; less than one means one
+	MinPause       time.Duration // before a degraded plugin is tried first
+	MaxPause       time.Duration // the longest time before a degraded plugin is tried again
 	SettleTimeout  time.Duration // how long the hub is not ready for lack of expected plugins
 	OrphanGrace    time.Duration // after which what a lost gateway has left unfinished is ended
 	UpdateTimeout  time.Duration // for an update that a plugin asks the gateway for
-	Required       []string      // plugins without which no pod or container is created
+	Plugins        rule.Plugins  // how single plugins are treated
+	ListedOnly     bool          // refuse plugins for which there is no rule
+	Required       rule.Required // plugins without which pods and containers are not created
 	Runtime        Runtime       // as plugins are told before a gateway has come
 	Expected       []ID          // plugins that were active before the hub started
 }
@@ -30,8 +39,13 @@ type Parts struct {
 	Memory Memory
 	// Validator checks each merged adjustment; nil if there is none.
 	Validator Validator
-	// Active is told the number of active plugins when it changes.
-	Active func(n int)
+	// Active is told the number of active plugins, and of degraded ones, when it may have
+	// changed.
+	Active func(active, degraded int)
+	// Audit takes the records of what plugins change; it must not block. Nil drops them.
+	Audit func(ctx context.Context, r Record)
+	// TimedOut is told of a call that was not answered in time; it may be nil.
+	TimedOut func(plugin ID, e nri.Event)
 }
 
 // Validator accepts or refuses a merged adjustment.
@@ -44,12 +58,18 @@ type State struct {
 	Generation uint64
 	Events     nri.EventMask
 	Ready      bool
+	Guarded    bool   // plugins are required by a rule
+	Degraded   string // names of degraded plugins, with commas
+	Missing    string // names of required plugins that cannot be called now, with commas
 }
 
 // Hub is the registry of plugins and the way to them. Use New.
 type Hub struct {
 	cfg Config
 	Parts
+
+	// calls are the calls of plugins, and what waits for their late answers.
+	calls sync.WaitGroup
 
 	// saving serialises what goes to the memory; it is held while a file is written.
 	saving sync.Mutex
@@ -58,6 +78,8 @@ type Hub struct {
 	mu       sync.Mutex
 	members  []*member // in the order of calls; replaced, never changed
 	pending  map[string]*operation
+	objects  map[string]object // pods and containers by id
+	movement chan struct{}     // closed when a plugin comes, goes or changes its phase
 	gateway  Gateway
 	runtime  Runtime
 	arrived  chan struct{} // closed when there is a gateway
@@ -71,12 +93,14 @@ type Hub struct {
 // New makes a hub without plugins and without gateway.
 func New(cfg Config, parts Parts) *Hub {
 	h := &Hub{
-		cfg:     cfg,
-		runtime: cfg.Runtime,
-		Parts:   parts,
-		pending: make(map[string]*operation),
-		arrived: make(chan struct{}),
-		changed: make(chan struct{}),
+		cfg:      cfg,
+		runtime:  cfg.Runtime,
+		Parts:    parts,
+		pending:  make(map[string]*operation),
+		objects:  make(map[string]object),
+		movement: make(chan struct{}),
+		arrived:  make(chan struct{}),
+		changed:  make(chan struct{}),
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,6 +146,14 @@ func (h *Hub) Shutdown(ctx context.Context) {
 		wg.Go(func() { h.dismiss(ctx, m, ErrStopping) })
 	}
 	wg.Wait()
+	h.calls.Wait()
+}
+
+// moved tells who waits for plugins that one of them has changed its phase.
+func (h *Hub) moved() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refresh()
 }
 
 // dismiss says goodbye to a plugin before its connection is closed.
@@ -144,7 +176,7 @@ func (h *Hub) insert(m *member) ([]*operation, error) {
 		return nil, ErrStopping
 	}
 	m.successor = slices.ContainsFunc(h.members, func(o *member) bool {
-		return o.info.ID == m.info.ID && o.is(active)
+		return o.info.ID == m.info.ID && o.serves()
 	})
 	members := append(slices.Clone(h.members), m)
 	slices.SortStableFunc(members, func(a, b *member) int { return a.info.ID.compare(b.info.ID) })
@@ -171,40 +203,48 @@ func (h *Hub) remove(m *member) bool {
 	return true
 }
 
-// activate ends a member's joining and takes an older instance of the same plugin out.
-func (h *Hub) activate(m *member) (replaced *member) {
+// activate ends a member's joining, takes an older instance of the same plugin out, and
+// returns the events that were kept for the member.
+func (h *Hub) activate(m *member) (replaced *member, backlog []event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.IndexFunc(h.members, func(o *member) bool {
-		return o != m && o.info.ID == m.info.ID && o.is(active)
+		return o != m && o.info.ID == m.info.ID && o.serves()
 	})
 	if i >= 0 {
 		replaced = h.members[i]
 		replaced.become(gone)
 		h.members = slices.Delete(slices.Clone(h.members), i, i+1)
 	}
-	m.become(active)
+	backlog = m.enter()
 	h.refresh()
-	return replaced
+	return replaced, backlog
 }
 
 // refresh works the state out anew. The caller holds mu.
 func (h *Hub) refresh() {
 	var events nri.EventMask
+	close(h.movement)
+	h.movement = make(chan struct{})
 	actives := 0
+	var sick, missing []string
 	for _, m := range h.members {
 		events |= m.info.Events
-		if m.is(active) {
+		switch m.at() {
+		case active:
 			actives++
+		case degraded:
+			sick = append(sick, m.info.ID.String())
+		default:
 		}
 	}
 	if h.Active != nil {
-		h.Active(actives)
+		h.Active(actives, len(sick))
 	}
 	if h.Validator != nil || events.IsSet(nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) {
 		events.Set(nri.Event_CREATE_CONTAINER)
 	}
-	if len(h.cfg.Required) > 0 {
+	if h.cfg.Required.Any() {
 		events.Set(nri.Event_RUN_POD_SANDBOX, nri.Event_CREATE_CONTAINER)
 	}
 	// The end of what has begun must be seen, or a plugin that joins later would be
@@ -218,7 +258,15 @@ func (h *Hub) refresh() {
 	if !h.settled && h.allExpected() {
 		h.settled = true
 	}
-	next := State{Generation: h.cfg.Generation, Events: events, Ready: h.settled}
+	for _, name := range h.cfg.Required.Names() {
+		if !slices.ContainsFunc(h.members, func(m *member) bool { return m.is(active) && m.info.ID.Matches(name) }) {
+			missing = append(missing, name)
+		}
+	}
+	next := State{
+		Generation: h.cfg.Generation, Events: events, Ready: h.settled, Guarded: h.cfg.Required.Any(),
+		Degraded: strings.Join(sick, ","), Missing: strings.Join(missing, ","),
+	}
 	if next == h.state {
 		return
 	}
@@ -230,14 +278,14 @@ func (h *Hub) refresh() {
 // allExpected reports whether no plugin is missing. The caller holds mu.
 func (h *Hub) allExpected() bool {
 	present := func(match func(ID) bool) bool {
-		return slices.ContainsFunc(h.members, func(m *member) bool { return m.is(active) && match(m.info.ID) })
+		return slices.ContainsFunc(h.members, func(m *member) bool { return m.serves() && match(m.info.ID) })
 	}
 	for _, id := range h.cfg.Expected {
 		if !present(func(o ID) bool { return o == id }) {
 			return false
 		}
 	}
-	for _, name := range h.cfg.Required {
+	for _, name := range h.cfg.Required.Names() {
 		if !present(func(o ID) bool { return o.Matches(name) }) {
 			return false
 		}
@@ -266,7 +314,7 @@ func (h *Hub) remember() {
 	}
 	var ids []ID
 	for _, m := range h.members {
-		if m.is(active) {
+		if m.serves() {
 			ids = append(ids, m.info.ID)
 		}
 	}

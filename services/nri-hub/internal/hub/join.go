@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 )
@@ -15,7 +16,7 @@ import (
 // meanwhile; from then on the plugin takes part in requests. The returned error says
 // why the plugin never came that far; nil means that it was active.
 func (h *Hub) Serve(ctx context.Context, p Plugin) error {
-	m := newMember(p)
+	m := newMember(p, h.cfg.Plugins.For(p.Info().ID.Index, p.Info().ID.Name))
 	// The joining plugin has its own turn, so that whatever comes after the backlog
 	// waits for the backlog.
 	turn := m.queue.enter()
@@ -38,8 +39,8 @@ func (h *Hub) Serve(ctx context.Context, p Plugin) error {
 		return fmt.Errorf("synchronise plugin %q: %w", m.info.ID, err)
 	}
 	wasActive = true
-	h.takeOver(ctx, m)
-	wishes := append([]wish{{updates: updates}}, h.replay(ctx, m, found)...)
+	backlog := h.takeOver(ctx, m)
+	wishes := append([]wish{{updates: updates}}, h.replay(ctx, m, backlog, found)...)
 	turn.leave()
 	// Only now, because the gateway must not be called while a plugin's turn is held.
 	uctx, cancel := whileConnected(ctx, p)
@@ -47,17 +48,23 @@ func (h *Hub) Serve(ctx context.Context, p Plugin) error {
 		h.carryOut(uctx, m, w)
 	}
 	cancel()
-	select {
-	case <-p.Done():
-	case <-ctx.Done():
-		p.Close(context.Cause(ctx))
+	for {
+		select {
+		case <-m.sick:
+			h.nurse(ctx, m)
+		case <-p.Done():
+			return nil
+		case <-ctx.Done():
+			p.Close(context.Cause(ctx))
+			return nil
+		}
 	}
-	return nil
 }
 
-// takeOver makes the plugin active. An older instance with its name is dismissed.
-func (h *Hub) takeOver(ctx context.Context, m *member) {
-	old := h.activate(m)
+// takeOver makes the plugin active and returns what was kept for it. An older instance
+// with its name is dismissed.
+func (h *Hub) takeOver(ctx context.Context, m *member) []event {
+	old, backlog := h.activate(m)
 	h.Log.InfoContext(ctx, "plugin active", slog.String("plugin", m.info.ID.String()),
 		slog.String("events", m.info.Events.PrettyString()))
 	if old != nil {
@@ -66,6 +73,7 @@ func (h *Hub) takeOver(ctx context.Context, m *member) {
 		h.dismiss(ctx, old, ErrReplaced)
 	}
 	h.remember()
+	return backlog
 }
 
 // synchronise hands the inventory to the plugin. It starts over when the gateway goes
@@ -87,8 +95,9 @@ func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation)
 			return nil, nil, fmt.Errorf("inventory: %w", err)
 		}
 		inv, found := h.content(m, inv, underWay)
-		updates, err := h.Sync.Synchronize(ctx, m.plugin, inv)
-		m.record(err)
+		begin := time.Now()
+		updates, err := h.Sync.Synchronize(ctx, m.plugin, inv, m.rule.Synchronize)
+		m.record(err, time.Since(begin))
 		return found, updates, err
 	}
 }
@@ -121,18 +130,40 @@ func isDone(c <-chan struct{}) bool {
 	}
 }
 
+// learnInventory notes the pods and containers of an inventory.
+func (h *Hub) learnInventory(inv Inventory, pods map[string]*nri.PodSandbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, p := range pods {
+		h.objects[id] = object{pod: p}
+	}
+	for _, c := range inv.Containers {
+		h.objects[c.GetId()] = object{pod: pods[c.GetPodSandboxId()], container: c}
+	}
+}
+
 // content is what the plugin is synchronised with: the inventory without the containers
 // that have ended, and what was being created when the plugin came and is not in the
 // inventory. found has the ids of all of that.
 func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Inventory, found map[string]bool) {
 	found = make(map[string]bool)
 	listed := make(map[string]bool)
-	out := Inventory{Pods: inv.Pods}
+	pods := make(map[string]*nri.PodSandbox, len(inv.Pods))
+	var out Inventory
 	for _, p := range inv.Pods {
-		listed[p.GetId()], found[p.GetId()] = true, true
+		pods[p.GetId()] = p
+		listed[p.GetId()] = true
+		if m.rule.Pods.Match(p) {
+			found[p.GetId()] = true
+			out.Pods = append(out.Pods, p)
+		}
 	}
+	h.learnInventory(inv, pods)
 	for _, c := range inv.Containers {
 		listed[c.GetId()] = true
+		if !m.rule.Pods.Match(pods[c.GetPodSandboxId()]) {
+			continue
+		}
 		if c.GetState() == nri.ContainerState_CONTAINER_STOPPED {
 			m.learn(c.GetId(), stopped)
 			continue
@@ -141,7 +172,7 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 		out.Containers = append(out.Containers, c)
 	}
 	for _, op := range underWay {
-		if listed[op.id()] {
+		if listed[op.id()] || !m.rule.Pods.Match(op.pod) {
 			continue
 		}
 		if !found[op.pod.GetId()] {
@@ -160,77 +191,19 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 }
 
 // replay delivers what was kept while the plugin was joining. It returns the wishes in
-// the answers, for which the requests are no way any more: they are long answered.
-func (h *Hub) replay(ctx context.Context, m *member, found map[string]bool) (wishes []wish) {
-	for _, e := range m.takeBacklog() {
-		if !replayable(m, e, found) {
-			continue
+// the answers, for which the requests are no way any more: they are long answered. What a
+// plugin that stops answering has not got is kept for it.
+func (h *Hub) replay(ctx context.Context, m *member, backlog []event, found map[string]bool) (wishes []wish) {
+	for i, e := range backlog {
+		if m.is(degraded) {
+			m.putBack(backlog[i:])
+			return wishes
 		}
-		resp, err := h.call(ctx, m, e.kind, e.req)
-		if err != nil {
-			h.Log.WarnContext(ctx, "plugin failed an event from the time of its synchronisation",
-				slog.String("plugin", m.info.ID.String()), slog.String("event", e.kind.PrettyName()), slog.Any("error", err))
-			if errors.Is(err, ErrLost) || ctx.Err() != nil {
-				return wishes
-			}
-			continue
+		w, err := h.deliver(ctx, m, e, found)
+		if err != nil && (errors.Is(err, ErrLost) || ctx.Err() != nil) {
+			return wishes
 		}
-		if w, partly := lateWish(e, resp); len(w.updates)+len(w.evictions) > 0 || partly {
-			if partly {
-				h.Log.WarnContext(ctx, "adjustment came too late for a container that was created during the plugin's synchronisation",
-					slog.String("plugin", m.info.ID.String()), slog.String("container_id", e.container))
-			}
-			wishes = append(wishes, w)
-		}
+		wishes = append(wishes, w)
 	}
 	return wishes
-}
-
-// replayable reports whether the plugin is to be told of a kept event: it needs no
-// creation of what it was synchronised with, and no end of what it never knew.
-func replayable(m *member, e event, found map[string]bool) bool {
-	switch e.kind {
-	case nri.Event_RUN_POD_SANDBOX:
-		if found[e.pod] {
-			return false
-		}
-		m.learn(e.pod, known)
-	case nri.Event_CREATE_CONTAINER:
-		if found[e.container] {
-			return false
-		}
-		m.learn(e.container, known)
-	case nri.Event_STOP_POD_SANDBOX:
-		return m.stageOf(e.pod) != 0 && m.claimStop(e.pod)
-	case nri.Event_REMOVE_POD_SANDBOX:
-		return m.stageOf(e.pod) != 0 && m.claimRemoval(e.pod)
-	case nri.Event_STOP_CONTAINER:
-		return m.stageOf(e.container) != 0 && m.claimStop(e.container)
-	case nri.Event_REMOVE_CONTAINER:
-		return m.stageOf(e.container) != 0 && m.claimRemoval(e.container)
-	default:
-		return m.stageOf(e.container) != 0 || m.stageOf(e.pod) != 0
-	}
-	return true
-}
-
-// lateWish turns an answer that came after its request into what can still be done.
-// partly says that there is more in the answer than that.
-func lateWish(e event, resp any) (w wish, partly bool) {
-	switch r := resp.(type) {
-	case *nri.CreateContainerResponse:
-		w = wish{updates: r.GetUpdate(), evictions: r.GetEvict()}
-		if res := r.GetAdjust().GetLinux().GetResources(); res != nil {
-			w.updates = append(w.updates, &nri.ContainerUpdate{
-				ContainerId: e.container,
-				Linux:       &nri.LinuxContainerUpdate{Resources: res},
-			})
-		}
-		partly = r.GetAdjust().Strip() != nil
-	case *nri.UpdateContainerResponse:
-		w = wish{updates: r.GetUpdate(), evictions: r.GetEvict()}
-	case *nri.StopContainerResponse:
-		w = wish{updates: r.GetUpdate()}
-	}
-	return w, partly
 }

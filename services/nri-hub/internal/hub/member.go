@@ -1,23 +1,45 @@
 package hub
 
 import (
+	"slices"
 	"sync"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // maxTombstones bounds how many removed objects a plugin is remembered to know of.
 const maxTombstones = 8192
 
+// maxBacklog bounds what is kept for a plugin that cannot take events now. A plugin that
+// is further behind is disconnected: its next synchronisation is the shorter way.
+const maxBacklog = 8192
+
 // phase is where a plugin is in its life.
 type phase uint8
 
 const (
-	joining phase = iota // it is being synchronised; events are kept for it
-	active               // it gets events
-	gone                 // it gets nothing any more
+	joining  phase = iota // it is being synchronised; events are kept for it
+	active                // it gets events
+	degraded              // it has not answered; events are kept and delivered aside
+	gone                  // it gets nothing any more
 )
+
+func (p phase) String() string {
+	switch p {
+	case joining:
+		return "joining"
+	case active:
+		return "active"
+	case degraded:
+		return "degraded"
+	default:
+		return "gone"
+	}
+}
 
 // stage is how much of an object's end a plugin has been told.
 type stage uint8
@@ -28,12 +50,19 @@ const (
 	removed
 )
 
-// event is something that happened while a plugin was joining.
+// event is something that happened while a plugin could not be told.
 type event struct {
 	kind      nri.Event
 	pod       string
 	container string
 	req       proto.Message
+}
+
+func (e event) id() string {
+	if e.container != "" {
+		return e.container
+	}
+	return e.pod
 }
 
 // wish is what a plugin wants changed outside of the answer to a request.
@@ -46,8 +75,11 @@ type wish struct {
 type member struct {
 	plugin Plugin
 	info   Info
+	rule   rule.Plugin
 	queue  queue
 	joined chan struct{} // closed when the plugin is no longer joining
+	sick   chan struct{} // of capacity one; says that the plugin has become degraded
+	stir   chan struct{} // of capacity one; something happened to a degraded plugin
 	// successor says that an older instance of the plugin was active when this one came.
 	// It is set before the member is in the hub and then left alone.
 	successor bool
@@ -55,32 +87,61 @@ type member struct {
 	// mu guards all below.
 	mu         sync.Mutex
 	phase      phase
+	failing    chan struct{} // closed when the plugin becomes degraded, then replaced
 	backlog    []event
-	objects    map[string]stage // pods and containers; their ids never collide
-	tombstones []string         // oldest first
+	overdue    int           // calls whose time is up and that may still be answered
+	proven     bool          // the plugin answered since it became degraded
+	needed     bool          // a request waits for the degraded plugin
+	timeouts   int           // in a row
+	pause      time.Duration // before a degraded plugin is tried
+	objects    map[string]stage
+	tombstones []string // oldest first
+	since      time.Time
 	calls      uint64
 	failures   uint64
 	lastError  string
+	latency    latency
 }
 
-func newMember(p Plugin) *member {
+func newMember(p Plugin, r rule.Plugin) *member {
 	return &member{
 		plugin:  p,
 		info:    p.Info(),
+		rule:    r,
+		queue:   queue{width: r.Parallel},
 		joined:  make(chan struct{}),
+		sick:    make(chan struct{}, 1),
+		stir:    make(chan struct{}, 1),
+		failing: make(chan struct{}),
 		objects: make(map[string]stage),
+		since:   time.Now(),
 	}
 }
 
 func (m *member) listensTo(e nri.Event) bool { return m.info.Events.IsSet(e) }
 
-func (m *member) is(p phase) bool {
+func (m *member) is(p phase) bool { return m.at() == p }
+
+func (m *member) at() phase {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.phase == p
+	return m.phase
 }
 
-// become moves the plugin on; it never moves back.
+// serves reports whether the plugin is synchronised and there, even if it does not answer.
+func (m *member) serves() bool {
+	p := m.at()
+	return p == active || p == degraded
+}
+
+// fails is closed when the plugin becomes degraded.
+func (m *member) fails() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failing
+}
+
+// become moves the plugin on; it never moves back. A degraded plugin recovers by recover.
 func (m *member) become(p phase) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,24 +151,146 @@ func (m *member) become(p phase) {
 	m.phase = max(m.phase, p)
 }
 
-// keep puts the event aside for a plugin that is joining, and reports whether it did.
-func (m *member) keep(e event) bool {
+// enter makes a joining plugin active and returns what was kept for it until then, all in
+// one step: whatever comes later is for its queue.
+func (m *member) enter() []event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.phase != joining {
+	kept := m.backlog
+	if m.phase == joining {
+		close(m.joined)
+		m.phase, m.backlog = active, nil
+	}
+	return kept
+}
+
+// putBack keeps events that were taken and not delivered, before those kept since.
+func (m *member) putBack(events []event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.backlog = append(slices.Clone(events), m.backlog...)
+	signal(m.stir)
+}
+
+// degrade makes an active plugin a degraded one and reports whether it did.
+func (m *member) degrade(first, most time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.phase != active {
 		return false
 	}
-	m.backlog = append(m.backlog, e)
+	m.phase, m.proven, m.needed = degraded, false, false
+	m.pause = min(max(first, 2*m.pause), most)
+	close(m.failing)
+	m.failing = make(chan struct{})
+	signal(m.sick)
 	return true
 }
 
-// takeBacklog returns the kept events and forgets them.
-func (m *member) takeBacklog() []event {
+// recovers makes a degraded plugin active again, if nothing is kept for it, and if it has
+// shown that it answers or somebody is ready to try it.
+func (m *member) recovers() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	b := m.backlog
-	m.backlog = nil
-	return b
+	if m.phase != degraded || len(m.backlog) > 0 || m.overdue > 0 && !m.proven && !m.needed {
+		return false
+	}
+	m.phase, m.timeouts = active, 0
+	return true
+}
+
+// need says that a request waits for the plugin.
+func (m *member) need() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.needed = true
+	signal(m.stir)
+}
+
+// late notes a call whose time is up; answered notes that its answer came after all.
+func (m *member) late() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.overdue++
+}
+
+func (m *member) answered() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.overdue--
+	signal(m.stir)
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// keep puts the event aside for a plugin that cannot be told now. kept is false if the
+// plugin can be told, or is gone; full says that too much is kept already.
+func (m *member) keep(e event) (kept, full bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch m.phase {
+	case joining:
+	case degraded:
+		defer signal(m.stir)
+		if m.cancelsOut(e) {
+			return true, false
+		}
+	default:
+		return false, false
+	}
+	if len(m.backlog) >= maxBacklog {
+		return false, true
+	}
+	m.backlog = append(m.backlog, e)
+	return true, false
+}
+
+// cancelsOut drops all that is kept about an object that is gone again before a degraded
+// plugin has heard of it. The caller holds mu.
+func (m *member) cancelsOut(e event) bool {
+	var begin nri.Event
+	switch e.kind {
+	case nri.Event_REMOVE_CONTAINER:
+		begin = nri.Event_CREATE_CONTAINER
+	case nri.Event_REMOVE_POD_SANDBOX:
+		begin = nri.Event_RUN_POD_SANDBOX
+	default:
+		return false
+	}
+	id, unheard := e.id(), false
+	for _, b := range m.backlog {
+		unheard = unheard || b.kind == begin && b.id() == id
+	}
+	if !unheard {
+		return false
+	}
+	kept := m.backlog[:0]
+	for _, b := range m.backlog {
+		if b.id() != id {
+			kept = append(kept, b)
+		}
+	}
+	clear(m.backlog[len(kept):])
+	m.backlog = kept
+	return true
+}
+
+// next takes the oldest kept event.
+func (m *member) next() (event, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.backlog) == 0 {
+		return event{}, false
+	}
+	e := m.backlog[0]
+	m.backlog[0] = event{}
+	m.backlog = m.backlog[1:]
+	return e, true
 }
 
 // learn notes that the plugin knows of an object, at a stage of its end.
@@ -154,34 +337,87 @@ func (m *member) claimRemoval(id string) bool {
 	return true
 }
 
-func (m *member) record(err error) {
+// record counts a call. A plugin that answers is proven to do so.
+func (m *member) record(err error, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err == nil {
-		m.calls++
+	if err != nil {
+		m.failures++
+		m.lastError = err.Error()
 		return
 	}
-	m.failures++
-	m.lastError = err.Error()
+	m.calls++
+	m.latency.add(took)
+	m.timeouts = 0
+	if m.phase == degraded {
+		m.proven = true
+	} else {
+		m.pause = 0
+	}
+}
+
+// timedOut counts a call that was not answered in time, and returns how many that makes
+// in a row.
+func (m *member) timedOut() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.timeouts++
+	return m.timeouts
+}
+
+// latency sums up how long a plugin takes.
+type latency struct {
+	sum, most time.Duration
+}
+
+func (l *latency) add(d time.Duration) {
+	l.sum += d
+	l.most = max(l.most, d)
 }
 
 // Status is what the hub tells of a plugin.
 type Status struct {
 	Info      Info
+	Rule      rule.Plugin
+	State     string // joining, active, degraded or gone
 	Active    bool
-	Calls     uint64 // calls that the plugin answered
-	Failures  uint64 // calls that it failed or left unanswered
+	Since     time.Time // when it was configured
+	Calls     uint64    // calls that the plugin answered
+	Failures  uint64    // calls that it failed or left unanswered
 	LastError string
+	Mean      time.Duration // of the answered calls
+	Slowest   time.Duration // of the answered calls
+	Queued    int           // requests that have or wait for their turn
+	Kept      int           // events that wait for the plugin
+	Overdue   int           // calls without an answer although their time is up
+	Objects   int           // pods and containers that it knows
 }
 
 func (m *member) status() Status {
+	queued := m.queue.length()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return Status{
+	s := Status{
 		Info:      m.info,
+		Rule:      m.rule,
+		State:     m.phase.String(),
 		Active:    m.phase == active,
+		Since:     m.since,
 		Calls:     m.calls,
 		Failures:  m.failures,
 		LastError: m.lastError,
+		Slowest:   m.latency.most,
+		Queued:    queued,
+		Kept:      len(m.backlog),
+		Overdue:   m.overdue,
 	}
+	if m.calls > 0 {
+		s.Mean = m.latency.sum / time.Duration(m.calls)
+	}
+	for _, st := range m.objects {
+		if st < removed {
+			s.Objects++
+		}
+	}
+	return s
 }

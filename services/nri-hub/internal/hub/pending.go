@@ -28,12 +28,41 @@ func (o *operation) id() string {
 	return o.pod.GetId()
 }
 
+// object is what is known of a pod or container, apart from its state.
+type object struct {
+	pod       *nri.PodSandbox
+	container *nri.Container // nil for a pod
+}
+
+// learnObject notes a pod or container, or forgets it when it is removed. The caller
+// holds mu.
+func (h *Hub) learnObject(r *request) {
+	switch r.event {
+	case nri.Event_REMOVE_POD_SANDBOX:
+		delete(h.objects, r.pod.GetId())
+	case nri.Event_REMOVE_CONTAINER:
+		delete(h.objects, r.container.GetId())
+	case nri.Event_STOP_POD_SANDBOX:
+	default:
+		if _, ok := h.objects[r.pod.GetId()]; !ok {
+			h.objects[r.pod.GetId()] = object{pod: r.pod}
+		}
+		if r.container != nil {
+			h.objects[r.container.GetId()] = object{pod: r.pod, container: r.container}
+		}
+	}
+}
+
 // begin notes what a request starts or ends and returns the plugins as they are at
 // that moment. Both are one step, so a plugin that joins finds an object either among
 // the pending ones or in a request that it is told of.
 func (h *Hub) begin(r *request) []*member {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if r.dry != nil {
+		return h.members
+	}
+	h.learnObject(r)
 	switch r.event {
 	case nri.Event_RUN_POD_SANDBOX:
 		h.expire()

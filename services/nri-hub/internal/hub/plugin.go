@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -44,9 +45,21 @@ type Info struct {
 	NRIVersion string
 	Events     nri.EventMask
 	Policy     *nri.FailurePolicy
-	Launched   bool
+	Kind       Kind
 	PID        int32
+	UID, GID   uint32
+	Executable string // path of the program; empty if it is not known
 }
+
+// Kind is the way in which a plugin came.
+type Kind string
+
+// The kinds of plugins.
+const (
+	External Kind = "external" // it connected by itself
+	Launched Kind = "launched" // the hub started its process
+	Wasm     Kind = "wasm"     // it runs inside the hub
+)
 
 // Plugin is a registered and configured plugin. Its methods may be called concurrently.
 type Plugin interface {
@@ -73,7 +86,8 @@ type Inventory struct {
 // Synchronizer hands an inventory to a plugin and returns the updates that the plugin
 // answers with.
 type Synchronizer interface {
-	Synchronize(ctx context.Context, p Plugin, inv Inventory) ([]*nri.ContainerUpdate, error)
+	// limit is for one part of the synchronisation; zero means the synchronizer's own.
+	Synchronize(ctx context.Context, p Plugin, inv Inventory, limit time.Duration) ([]*nri.ContainerUpdate, error)
 }
 
 // Memory remembers the active plugins over a restart of the hub.

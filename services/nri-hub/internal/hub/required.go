@@ -4,47 +4,100 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 )
 
-// guarded reports whether required plugins must take part in the event.
-func guarded(e nri.Event) bool {
-	return e == nri.Event_RUN_POD_SANDBOX || e == nri.Event_CREATE_CONTAINER
-}
-
-// requirePresent fails a request at once when a required plugin is not there at all.
-func (h *Hub) requirePresent() error {
-	h.mu.Lock()
-	members := h.members
-	h.mu.Unlock()
-	for _, name := range h.cfg.Required {
-		there := slices.ContainsFunc(members, func(m *member) bool { return m.info.ID.Matches(name) && !m.is(gone) })
-		if !there {
-			return absent(name)
-		}
+// dispatchGuarded is dispatch for the requests that required plugins must answer. It
+// waits a bounded time for those that are away, being synchronised or degraded.
+func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginInstance, error) {
+	names, err := h.cfg.Required.For(r.pod, r.container.GetName())
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s: %w: %w", r.pod.GetNamespace(), r.pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}
-	return nil
-}
-
-// requireConsulted fails a request that a required plugin has not taken part in.
-func (h *Hub) requireConsulted(consulted []*nri.PluginInstance) error {
-	for _, name := range h.cfg.Required {
+	r.required = names
+	if err := h.awaitRequired(ctx, r); err != nil {
+		return nil, err
+	}
+	consulted, err := h.dispatch(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
 		there := slices.ContainsFunc(consulted, func(p *nri.PluginInstance) bool {
 			return ID{Index: p.GetIndex(), Name: p.GetName()}.Matches(name)
 		})
 		if !there {
-			return absent(name)
+			return nil, absent(name)
 		}
 	}
-	return nil
+	return consulted, nil
 }
 
-// missed is the error of a guarded request that a required plugin did not answer, and
-// nil for all other plugins and requests.
+// awaitRequired returns when every plugin that the request needs can be called, or with
+// an error that names one that cannot.
+func (h *Hub) awaitRequired(ctx context.Context, r *request) error {
+	if len(r.required) == 0 {
+		return nil
+	}
+	wait := h.cfg.RequiredWait
+	if left, ok := r.left(ctx); ok {
+		// Half of what the caller has is for the plugins themselves.
+		wait = min(wait, left/2)
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		missing, changed := h.unready(r.required)
+		if missing == "" {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return fmt.Errorf("waited %s: %w", wait, absent(missing))
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", absent(missing), context.Cause(ctx))
+		}
+	}
+}
+
+// unready is the first of the named plugins that cannot be called now, and a channel that
+// is closed when that may have changed.
+func (h *Hub) unready(names []string) (string, <-chan struct{}) {
+	h.mu.Lock()
+	members, changed := h.members, h.movement
+	h.mu.Unlock()
+	for _, name := range names {
+		ready := false
+		for _, m := range members {
+			if !m.info.ID.Matches(name) {
+				continue
+			}
+			switch m.at() {
+			case active:
+				ready = true
+			case degraded:
+				m.need()
+			default:
+			}
+		}
+		if !ready {
+			return name, changed
+		}
+	}
+	return "", nil
+}
+
+// needs reports whether the request cannot do without the plugin.
+func (r *request) needs(m *member) bool { return slices.ContainsFunc(r.required, m.info.ID.Matches) }
+
+// missed is the error of a request that a plugin it needs did not answer, and nil for all
+// other plugins.
 func (h *Hub) missed(r *request, m *member, cause error) error {
-	if !guarded(r.event) || !slices.ContainsFunc(h.cfg.Required, m.info.ID.Matches) {
+	if !r.needs(m) {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", absent(m.info.ID.String()), cause)
@@ -52,16 +105,4 @@ func (h *Hub) missed(r *request, m *member, cause error) error {
 
 func absent(name string) error {
 	return fmt.Errorf("required plugin %q did not take part: %w", name, errdefs.ErrFailedPrecondition)
-}
-
-// dispatchGuarded is dispatch for the requests that required plugins must answer.
-func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginInstance, error) {
-	if err := h.requirePresent(); err != nil {
-		return nil, err
-	}
-	consulted, err := h.dispatch(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return consulted, h.requireConsulted(consulted)
 }

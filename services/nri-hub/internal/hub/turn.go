@@ -5,12 +5,16 @@ import (
 	"sync"
 )
 
-// queue lets one request at a time through to a plugin, in the order in which the
-// requests have entered.
+// queue lets requests through to a plugin in the order in which they have entered: one
+// at a time, or as many as width says.
 type queue struct {
+	// width is how many have their turn at once; less than one means one. It does not
+	// change.
+	width int
+
 	// mu guards waiting.
 	mu      sync.Mutex
-	waiting []*ticket // the first one has its turn
+	waiting []*ticket // the first ones, as many as width, have their turn
 }
 
 // ticket is a place in a queue. Who holds one must leave.
@@ -19,6 +23,8 @@ type ticket struct {
 	turn chan struct{}
 }
 
+func (q *queue) slots() int { return max(q.width, 1) }
+
 // enter takes the next place. It does not block, so the order of requests can be fixed
 // while the turn at the plugin before is still held.
 func (q *queue) enter() *ticket {
@@ -26,20 +32,36 @@ func (q *queue) enter() *ticket {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, t)
-	if len(q.waiting) == 1 {
+	if len(q.waiting) <= q.slots() {
 		close(t.turn)
 	}
 	return t
 }
 
-// wait returns nil once it is the ticket's turn, or an error when the context ends or
-// the plugin is gone.
-func (t *ticket) wait(ctx context.Context, gone <-chan struct{}) error {
+// length is how many have their turn or wait for it.
+func (q *queue) length() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+// wait returns nil once it is the ticket's turn, or an error when the context ends, the
+// plugin is gone or it has become degraded.
+func (t *ticket) wait(ctx context.Context, gone, degraded <-chan struct{}) error {
+	select {
+	case <-gone:
+		return ErrLost
+	case <-degraded:
+		return errDegraded
+	default:
+	}
 	select {
 	case <-t.turn:
 		return nil
 	case <-gone:
 		return ErrLost
+	case <-degraded:
+		return errDegraded
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -57,8 +79,8 @@ func (t *ticket) leave() {
 			continue
 		}
 		t.q.waiting = append(t.q.waiting[:i], t.q.waiting[i+1:]...)
-		if i == 0 && len(t.q.waiting) > 0 {
-			close(t.q.waiting[0].turn)
+		if n := t.q.slots(); i < n && len(t.q.waiting) >= n {
+			close(t.q.waiting[n-1].turn)
 		}
 		return
 	}

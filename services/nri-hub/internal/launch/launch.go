@@ -35,6 +35,7 @@ type Server interface {
 type Plugin struct {
 	Index, Name string
 	PID         int32
+	Path        string // of the executable
 	// Config is the content of its configuration file, or empty.
 	Config string
 }
@@ -46,6 +47,14 @@ type Config struct {
 	MinBackoff   time.Duration // pause before the first restart
 	MaxBackoff   time.Duration // longest pause; a plugin that ran longer starts over
 	StopTimeout  time.Duration // between SIGTERM and SIGKILL
+	// Extra says how one plugin is run besides; nil means as all.
+	Extra func(index, name string) Extra
+}
+
+// Extra is how one plugin is run besides.
+type Extra struct {
+	Env     map[string]string // variables besides NRI's own
+	Rlimits map[string]uint64 // hard and soft limits by name; see Rlimits
 }
 
 // settleTime is how long the folder must be quiet before it is read again, so that a

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -60,6 +62,13 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 		nri.PluginIdxEnvVar + "=" + f.index,
 		nri.PluginSocketEnvVar + "=3",
 	}
+	var extra Extra
+	if l.cfg.Extra != nil {
+		extra = l.cfg.Extra(f.index, f.name)
+	}
+	for _, k := range slices.Sorted(maps.Keys(extra.Env)) {
+		cmd.Env = append(cmd.Env, k+"="+extra.Env[k])
+	}
 	cmd.ExtraFiles = []*os.File{pair.PeerFile()}
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.Dir = "/"
@@ -80,10 +89,13 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 	sctx, disconnect := context.WithCancel(ctx)
 	defer disconnect()
 	conn, err := pair.LocalConn()
+	if err == nil {
+		err = limit(cmd.Process.Pid, extra.Rlimits)
+	}
 	if err != nil {
 		return errors.Join(err, l.terminate(ctx, cmd.Process, exited))
 	}
-	p := Plugin{Index: f.index, Name: f.name, PID: int32(cmd.Process.Pid), Config: config}
+	p := Plugin{Index: f.index, Name: f.name, PID: int32(cmd.Process.Pid), Path: f.path, Config: config}
 	wg.Go(func() { served <- l.server.ServeLaunched(sctx, conn, p) })
 	select {
 	case err = <-exited:

@@ -40,9 +40,10 @@ type conn struct {
 	registered chan error
 
 	// mu guards all below.
-	mu       sync.Mutex
-	named    bool
-	fallback map[nri.Event]bool // events that the plugin knows only as StateChange
+	mu         sync.Mutex
+	named      bool
+	configured bool
+	fallback   map[nri.Event]bool // events that the plugin knows only as StateChange
 }
 
 // connect puts the protocol on a connection. Nothing is read before mux.Unblock.
@@ -129,12 +130,21 @@ func (p *conn) Call(ctx context.Context, event nri.Event, req proto.Message) (re
 
 // observe makes the span and the metrics of a call, and sorts its error.
 func (p *conn) observe(ctx context.Context, operation string, call func(context.Context) error) error {
-	ctx, span := p.srv.parts.Tracer.Start(ctx, "nri.plugin", trace.WithAttributes(
-		attribute.String("plugin", p.info.ID.String()), attribute.String("operation", operation)))
+	return p.srv.observe(ctx, p.info.ID, operation, call)
+}
+
+func (s *Server) observe(ctx context.Context, id hub.ID, operation string, call func(context.Context) error) error {
+	ctx, span := s.parts.Tracer.Start(ctx, "nri.plugin", trace.WithAttributes(
+		attribute.String("plugin", id.String()), attribute.String("operation", operation)))
 	defer span.End()
 	begin := time.Now()
-	err := p.sort(ctx, call(ctx))
-	p.srv.parts.Metrics.called(p.info.ID, operation, begin, err)
+	err := sortError(ctx, call(ctx))
+	if deadline, ok := ctx.Deadline(); ok && time.Now().After(deadline) && err == nil {
+		s.parts.Metrics.called(id, operation, begin, "late")
+		span.SetAttributes(attribute.Bool("late", true))
+		return nil
+	}
+	s.parts.Metrics.called(id, operation, begin, result(err))
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 		span.SetAttributes(attribute.String("error.type", result(err)))
@@ -142,9 +152,9 @@ func (p *conn) observe(ctx context.Context, operation string, call func(context.
 	return err
 }
 
-// sort makes of a call's error one that the hub can tell apart: hub.ErrLost, an error
+// sortError makes of a call's error one that the hub can tell apart: hub.ErrLost, an error
 // of the context, or the plugin's own answer without the trappings of the transport.
-func (p *conn) sort(ctx context.Context, err error) error {
+func sortError(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	nri "github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
@@ -15,6 +16,7 @@ type Metrics struct {
 	invocations *prometheus.CounterVec
 	latency     *prometheus.HistogramVec
 	active      prometheus.Gauge
+	degraded    prometheus.Gauge
 }
 
 // NewMetrics registers the metrics of plugins.
@@ -22,7 +24,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		invocations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_nri_plugin_invocations_total",
-			Help: "Calls of plugins by plugin, operation and result (ok, rejected, timeout, lost, canceled).",
+			Help: "Calls of plugins by plugin, operation and result (ok, rejected, timeout, late, lost, canceled).",
 		}, []string{"plugin", "operation", "result"}),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "crisp_nri_plugin_latency_seconds",
@@ -33,16 +35,32 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 			Name: "crisp_nri_active_plugins",
 			Help: "Plugins that are synchronised and take part in requests.",
 		}),
+		degraded: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "crisp_nri_degraded_plugins",
+			Help: "Plugins that have not answered in time; requests go on without them.",
+		}),
 	}
-	return m, errors.Join(reg.Register(m.invocations), reg.Register(m.latency), reg.Register(m.active))
+	return m, errors.Join(reg.Register(m.invocations), reg.Register(m.latency), reg.Register(m.active), reg.Register(m.degraded))
 }
 
-// SetActive sets the number of active plugins.
-func (m *Metrics) SetActive(n int) { m.active.Set(float64(n)) }
+// SetActive sets the numbers of active and of degraded plugins.
+func (m *Metrics) SetActive(active, degraded int) {
+	m.active.Set(float64(active))
+	m.degraded.Set(float64(degraded))
+}
 
-func (m *Metrics) called(plugin hub.ID, operation string, begin time.Time, err error) {
+// TimedOut counts a call that was not answered in time. Its answer, if it comes, counts
+// again, as a late one.
+func (m *Metrics) TimedOut(plugin hub.ID, e nri.Event) {
+	m.invocations.WithLabelValues(plugin.String(), e.PrettyName(), "timeout").Inc()
+}
+
+func (m *Metrics) called(plugin hub.ID, operation string, begin time.Time, outcome string) {
 	m.latency.WithLabelValues(plugin.String(), operation).Observe(time.Since(begin).Seconds())
-	m.invocations.WithLabelValues(plugin.String(), operation, result(err)).Inc()
+	if outcome == "timeout" {
+		return // counted by TimedOut when the time was up
+	}
+	m.invocations.WithLabelValues(plugin.String(), operation, outcome).Inc()
 }
 
 func result(err error) string {

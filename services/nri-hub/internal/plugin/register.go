@@ -33,7 +33,7 @@ func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginReques
 	}
 	p.named = true
 	p.log.InfoContext(ctx, "plugin registered", slog.String("plugin", p.info.ID.String()),
-		slog.String("nri_version", req.GetNRIVersion()), slog.Int("pid", int(p.info.PID)), slog.Bool("launched", p.info.Launched))
+		slog.String("nri_version", req.GetNRIVersion()), slog.Int("pid", int(p.info.PID)), slog.String("kind", string(p.info.Kind)))
 	p.registered <- nil
 	return &nri.Empty{}, nil
 }
@@ -41,8 +41,8 @@ func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginReques
 // identify takes the plugin's name. What the hub has launched is named by its file.
 func (p *conn) identify(req *nri.RegisterPluginRequest) error {
 	p.info.NRIVersion = req.GetNRIVersion()
-	if p.info.Launched {
-		return nil
+	if p.info.Kind == hub.Launched {
+		return p.srv.parts.Host.Admit(p.info)
 	}
 	if err := nri.CheckPluginName(req.GetPluginName()); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
@@ -51,16 +51,16 @@ func (p *conn) identify(req *nri.RegisterPluginRequest) error {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	p.info.ID = hub.ID{Index: req.GetPluginIdx(), Name: req.GetPluginName()}
-	return nil
+	return p.srv.parts.Host.Admit(p.info)
 }
 
 // UpdateContainers passes on what the plugin wants of its own accord.
 func (p *conn) UpdateContainers(ctx context.Context, req *nri.UpdateContainersRequest) (*nri.UpdateContainersResponse, error) {
 	p.mu.Lock()
-	named := p.named
+	configured := p.configured
 	p.mu.Unlock()
-	if !named {
-		return nil, fmt.Errorf("update of containers by a plugin that is not registered: %w", errdefs.ErrFailedPrecondition)
+	if !configured {
+		return nil, fmt.Errorf("update of containers by a plugin that is not registered and configured: %w", errdefs.ErrFailedPrecondition)
 	}
 	failed, err := p.srv.parts.Host.Update(ctx, p.info.ID, req.GetUpdate(), req.GetEvict())
 	if err != nil {
@@ -78,7 +78,7 @@ func (p *conn) configure(ctx context.Context, config string) error {
 		RuntimeName:         name,
 		RuntimeVersion:      version,
 		RegistrationTimeout: cfg.AnnouncedTimeout.Milliseconds(),
-		RequestTimeout:      cfg.RequestTimeout.Milliseconds(),
+		RequestTimeout:      p.srv.parts.Host.RequestTimeout(p.info.ID).Milliseconds(),
 		NRIVersion:          cfg.NRIVersion,
 	}
 	var resp *nri.ConfigureResponse
@@ -99,6 +99,9 @@ func (p *conn) configure(ctx context.Context, config string) error {
 	}
 	p.info.Events = events & nri.ValidEvents
 	p.info.Policy = resp.GetFailurePolicy()
+	p.mu.Lock()
+	p.configured = true
+	p.mu.Unlock()
 	return nil
 }
 

@@ -44,6 +44,18 @@ type Host interface {
 	Update(ctx context.Context, plugin hub.ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error)
 	// Runtime is how the runtime is called.
 	Runtime() (name, version string)
+	// RequestTimeout is the time that the plugin has for one call.
+	RequestTimeout(plugin hub.ID) time.Duration
+	// Admit returns why a plugin is not welcome, nil if it is. Events and policy are not
+	// known yet.
+	Admit(info hub.Info) error
+}
+
+// Peer is the process at the other end of a connection. What is not known is zero.
+type Peer struct {
+	PID        int32
+	UID, GID   uint32
+	Executable string
 }
 
 // Parts are what connections are made with.
@@ -53,7 +65,7 @@ type Parts struct {
 	Metrics *Metrics
 	Host    Host
 	// Peer tells the process at the other end of a connection.
-	Peer          func(net.Conn) (pid int32, uid uint32, err error)
+	Peer          func(net.Conn) (Peer, error)
 	ClientOptions []ttrpc.ClientOpts
 	ServerOptions []ttrpc.ServerOpt
 }
@@ -115,34 +127,40 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // external serves one connection from outside.
 func (s *Server) external(ctx context.Context, c net.Conn) {
-	pid, uid, err := s.parts.Peer(c)
+	peer, err := s.parts.Peer(c)
 	if err != nil {
 		s.parts.Log.WarnContext(ctx, "process of a plugin not known", slog.Any("error", err))
 	}
 	if s.unregistered.Add(1) > maxUnregistered {
 		s.unregistered.Add(-1)
-		s.parts.Log.WarnContext(ctx, "too many connections without a registration", slog.Int("pid", int(pid)))
+		s.parts.Log.WarnContext(ctx, "too many connections without a registration", slog.Int("pid", int(peer.PID)))
 		_ = c.Close() // nothing was said on it yet
 		return
 	}
-	err = s.serve(ctx, c, hub.Info{PID: pid}, "")
+	err = s.serve(ctx, c, hub.Info{
+		Kind: hub.External, PID: peer.PID, UID: peer.UID, GID: peer.GID, Executable: peer.Executable,
+	}, "")
 	if err != nil {
-		s.parts.Log.WarnContext(ctx, "plugin connection ended", slog.Int("pid", int(pid)), slog.Int64("uid", int64(uid)), slog.Any("error", err))
+		s.parts.Log.WarnContext(ctx, "plugin connection ended", slog.Int("pid", int(peer.PID)), slog.Int64("uid", int64(peer.UID)), slog.Any("error", err))
 	}
 }
 
 // Launched is a plugin that was started by the hub.
 type Launched struct {
-	ID     hub.ID
-	PID    int32
-	Config string
+	ID         hub.ID
+	PID        int32
+	UID, GID   uint32
+	Executable string
+	Config     string
 }
 
 // ServeLaunched serves the connection to a plugin that the hub has started, until it
 // ends. The error says why the plugin never became active.
 func (s *Server) ServeLaunched(ctx context.Context, c net.Conn, l Launched) error {
 	s.unregistered.Add(1)
-	return s.serve(ctx, c, hub.Info{ID: l.ID, PID: l.PID, Launched: true}, l.Config)
+	return s.serve(ctx, c, hub.Info{
+		ID: l.ID, Kind: hub.Launched, PID: l.PID, UID: l.UID, GID: l.GID, Executable: l.Executable,
+	}, l.Config)
 }
 
 func (s *Server) serve(ctx context.Context, c net.Conn, info hub.Info, config string) error {

@@ -36,14 +36,18 @@ func New(log *slog.Logger, timeout time.Duration) *Synchronizer {
 	return &Synchronizer{log: log, timeout: timeout}
 }
 
-// Synchronize sends the inventory and returns the updates that the plugin asks for.
-func (s *Synchronizer) Synchronize(ctx context.Context, p hub.Plugin, inv hub.Inventory) ([]*nri.ContainerUpdate, error) {
+// Synchronize sends the inventory and returns the updates that the plugin asks for. A
+// timeout above zero replaces the configured one.
+func (s *Synchronizer) Synchronize(ctx context.Context, p hub.Plugin, inv hub.Inventory, timeout time.Duration) ([]*nri.ContainerUpdate, error) {
 	chunks, slim := fit.Chunks(inv.Pods, inv.Containers, chunkSize)
 	for _, id := range slim {
 		s.log.WarnContext(ctx, "object too large to be synchronised in full; the plugin gets it without its bulky parts",
 			slog.String("plugin", p.Info().ID.String()), slog.String("id", id))
 	}
-	limit := s.timeout * time.Duration(len(chunks))
+	if timeout <= 0 {
+		timeout = s.timeout
+	}
+	limit := timeout * time.Duration(len(chunks))
 	ctx, cancel := context.WithTimeoutCause(ctx, limit,
 		fmt.Errorf("no answer to a synchronisation in %d parts within %s: %w", len(chunks), limit, context.DeadlineExceeded))
 	defer cancel()

@@ -431,7 +431,14 @@ type HubState struct {
 	// bit = event number - 1.
 	SubscribedEvents int32 `protobuf:"varint,2,opt,name=subscribed_events,json=subscribedEvents,proto3" json:"subscribed_events,omitempty"`
 	// True once the plugins that were there before, or are required, are back or given up.
-	Ready         bool `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
+	Ready bool `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
+	// True if a rule of the hub requires plugins: while the hub is away, nothing that needs
+	// them may go on.
+	Guarded bool `protobuf:"varint,4,opt,name=guarded,proto3" json:"guarded,omitempty"`
+	// Names of the plugins that are degraded.
+	Degraded []string `protobuf:"bytes,5,rep,name=degraded,proto3" json:"degraded,omitempty"`
+	// Names of required plugins that cannot be called now.
+	Missing       []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +492,27 @@ func (x *HubState) GetReady() bool {
 		return x.Ready
 	}
 	return false
+}
+
+func (x *HubState) GetGuarded() bool {
+	if x != nil {
+		return x.Guarded
+	}
+	return false
+}
+
+func (x *HubState) GetDegraded() []string {
+	if x != nil {
+		return x.Degraded
+	}
+	return nil
+}
+
+func (x *HubState) GetMissing() []string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
 }
 
 // InventoryRequest asks for one consistent snapshot of all pods and containers.
@@ -729,7 +757,37 @@ type PluginStatus struct {
 	// Calls that it failed or left unanswered.
 	Failures uint64 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
 	// Text of the last failure.
-	LastError     string `protobuf:"bytes,10,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError string `protobuf:"bytes,10,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// Where it is in its life: joining, active, degraded or gone.
+	State string `protobuf:"bytes,11,opt,name=state,proto3" json:"state,omitempty"`
+	// How it came: external, launched or wasm.
+	Kind string `protobuf:"bytes,12,opt,name=kind,proto3" json:"kind,omitempty"`
+	// User of its process.
+	Uid uint32 `protobuf:"varint,13,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Group of its process.
+	Gid uint32 `protobuf:"varint,14,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Path of its program, empty if not known.
+	Executable string `protobuf:"bytes,15,opt,name=executable,proto3" json:"executable,omitempty"`
+	// When it was configured, in nanoseconds since 1970.
+	SinceUnixNano int64 `protobuf:"varint,16,opt,name=since_unix_nano,json=sinceUnixNano,proto3" json:"since_unix_nano,omitempty"`
+	// Mean time of its answers in nanoseconds.
+	MeanLatencyNano int64 `protobuf:"varint,17,opt,name=mean_latency_nano,json=meanLatencyNano,proto3" json:"mean_latency_nano,omitempty"`
+	// Longest time of its answers in nanoseconds.
+	MaxLatencyNano int64 `protobuf:"varint,18,opt,name=max_latency_nano,json=maxLatencyNano,proto3" json:"max_latency_nano,omitempty"`
+	// Requests that have or wait for their turn at the plugin.
+	Queued uint32 `protobuf:"varint,19,opt,name=queued,proto3" json:"queued,omitempty"`
+	// Events that wait for a plugin that cannot be told now.
+	Kept uint32 `protobuf:"varint,20,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Calls without an answer although their time is up.
+	Overdue uint32 `protobuf:"varint,21,opt,name=overdue,proto3" json:"overdue,omitempty"`
+	// Pods and containers that the plugin knows.
+	Objects uint32 `protobuf:"varint,22,opt,name=objects,proto3" json:"objects,omitempty"`
+	// What its own failure policy says; absent if it states none.
+	FailRequest *bool `protobuf:"varint,23,opt,name=fail_request,json=failRequest,proto3,oneof" json:"fail_request,omitempty"`
+	// What its own failure policy says; absent if it states none.
+	KeepConnected *bool `protobuf:"varint,24,opt,name=keep_connected,json=keepConnected,proto3,oneof" json:"keep_connected,omitempty"`
+	// The rule of the configuration that applies to it, in lines for people; empty if there is none.
+	Rule          []string `protobuf:"bytes,25,rep,name=rule,proto3" json:"rule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -834,20 +892,365 @@ func (x *PluginStatus) GetLastError() string {
 	return ""
 }
 
+func (x *PluginStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PluginStatus) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PluginStatus) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetExecutable() string {
+	if x != nil {
+		return x.Executable
+	}
+	return ""
+}
+
+func (x *PluginStatus) GetSinceUnixNano() int64 {
+	if x != nil {
+		return x.SinceUnixNano
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetMeanLatencyNano() int64 {
+	if x != nil {
+		return x.MeanLatencyNano
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetMaxLatencyNano() int64 {
+	if x != nil {
+		return x.MaxLatencyNano
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetKept() uint32 {
+	if x != nil {
+		return x.Kept
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetOverdue() uint32 {
+	if x != nil {
+		return x.Overdue
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetObjects() uint32 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *PluginStatus) GetFailRequest() bool {
+	if x != nil && x.FailRequest != nil {
+		return *x.FailRequest
+	}
+	return false
+}
+
+func (x *PluginStatus) GetKeepConnected() bool {
+	if x != nil && x.KeepConnected != nil {
+		return *x.KeepConnected
+	}
+	return false
+}
+
+func (x *PluginStatus) GetRule() []string {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+// DryRunRequest asks what the plugins would make of a container.
+type DryRunRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The pod.
+	Pod *api.PodSandbox `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The container.
+	Container     *api.Container `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DryRunRequest) Reset() {
+	*x = DryRunRequest{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DryRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DryRunRequest) ProtoMessage() {}
+
+func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DryRunRequest.ProtoReflect.Descriptor instead.
+func (*DryRunRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DryRunRequest) GetPod() *api.PodSandbox {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *DryRunRequest) GetContainer() *api.Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+// DryRunResponse is what the plugins would make of the container.
+type DryRunResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The merged answer; absent if the creation would fail.
+	Response *api.CreateContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	// Why the creation would fail; empty if it would not.
+	Failure string `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// What each plugin wanted, in the order of the calls.
+	Changes       []*PluginChange `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DryRunResponse) Reset() {
+	*x = DryRunResponse{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DryRunResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DryRunResponse) ProtoMessage() {}
+
+func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DryRunResponse.ProtoReflect.Descriptor instead.
+func (*DryRunResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DryRunResponse) GetResponse() *api.CreateContainerResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *DryRunResponse) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
+func (x *DryRunResponse) GetChanges() []*PluginChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// PluginChange is one field that a plugin changes of a container.
+type PluginChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Full name of the plugin.
+	Plugin string `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	// Id of the container.
+	ContainerId string `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Name of the field, such as linux.resources.cpu.shares.
+	Field string `protobuf:"bytes,3,opt,name=field,proto3" json:"field,omitempty"`
+	// Entry of a field that has several, such as the name of a variable.
+	Key string `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	// Value before, for people; empty if there was none.
+	OldValue string `protobuf:"bytes,5,opt,name=old_value,json=oldValue,proto3" json:"old_value,omitempty"`
+	// Value after, for people.
+	NewValue string `protobuf:"bytes,6,opt,name=new_value,json=newValue,proto3" json:"new_value,omitempty"`
+	// True if the entry is taken away.
+	Removed bool `protobuf:"varint,7,opt,name=removed,proto3" json:"removed,omitempty"`
+	// Why the change does not count; empty if it does.
+	Refused string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
+	// How long the plugin took to answer, in nanoseconds.
+	LatencyNano   int64 `protobuf:"varint,9,opt,name=latency_nano,json=latencyNano,proto3" json:"latency_nano,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginChange) Reset() {
+	*x = PluginChange{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginChange) ProtoMessage() {}
+
+func (x *PluginChange) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginChange.ProtoReflect.Descriptor instead.
+func (*PluginChange) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PluginChange) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
+func (x *PluginChange) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *PluginChange) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *PluginChange) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *PluginChange) GetOldValue() string {
+	if x != nil {
+		return x.OldValue
+	}
+	return ""
+}
+
+func (x *PluginChange) GetNewValue() string {
+	if x != nil {
+		return x.NewValue
+	}
+	return ""
+}
+
+func (x *PluginChange) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
+func (x *PluginChange) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *PluginChange) GetLatencyNano() int64 {
+	if x != nil {
+		return x.LatencyNano
+	}
+	return 0
+}
+
 // RunPodSandboxRequest tells of a pod that is about to become READY.
 type RunPodSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.RunPodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.RunPodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
+	// among the plugins.
+	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunPodSandboxRequest) Reset() {
 	*x = RunPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1262,7 @@ func (x *RunPodSandboxRequest) String() string {
 func (*RunPodSandboxRequest) ProtoMessage() {}
 
 func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1275,7 @@ func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunPodSandboxRequest) GetGeneration() uint64 {
@@ -889,6 +1292,13 @@ func (x *RunPodSandboxRequest) GetRequest() *api.RunPodSandboxRequest {
 	return nil
 }
 
+func (x *RunPodSandboxRequest) GetTimeLeftMs() int64 {
+	if x != nil {
+		return x.TimeLeftMs
+	}
+	return 0
+}
+
 // RunPodSandboxResponse carries NRI's own answer, merged over all plugins.
 type RunPodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -900,7 +1310,7 @@ type RunPodSandboxResponse struct {
 
 func (x *RunPodSandboxResponse) Reset() {
 	*x = RunPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1322,7 @@ func (x *RunPodSandboxResponse) String() string {
 func (*RunPodSandboxResponse) ProtoMessage() {}
 
 func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1335,7 @@ func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunPodSandboxResponse) GetResponse() *api.RunPodSandboxResponse {
@@ -941,14 +1351,17 @@ type UpdatePodSandboxRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.UpdatePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.UpdatePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
+	// among the plugins.
+	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdatePodSandboxRequest) Reset() {
 	*x = UpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1373,7 @@ func (x *UpdatePodSandboxRequest) String() string {
 func (*UpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1386,7 @@ func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -990,6 +1403,13 @@ func (x *UpdatePodSandboxRequest) GetRequest() *api.UpdatePodSandboxRequest {
 	return nil
 }
 
+func (x *UpdatePodSandboxRequest) GetTimeLeftMs() int64 {
+	if x != nil {
+		return x.TimeLeftMs
+	}
+	return 0
+}
+
 // UpdatePodSandboxResponse carries NRI's own answer, merged over all plugins.
 type UpdatePodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1001,7 +1421,7 @@ type UpdatePodSandboxResponse struct {
 
 func (x *UpdatePodSandboxResponse) Reset() {
 	*x = UpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1433,7 @@ func (x *UpdatePodSandboxResponse) String() string {
 func (*UpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1446,7 @@ func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UpdatePodSandboxResponse) GetResponse() *api.UpdatePodSandboxResponse {
@@ -1049,7 +1469,7 @@ type PostUpdatePodSandboxRequest struct {
 
 func (x *PostUpdatePodSandboxRequest) Reset() {
 	*x = PostUpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1481,7 @@ func (x *PostUpdatePodSandboxRequest) String() string {
 func (*PostUpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1494,7 @@ func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PostUpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1102,7 +1522,7 @@ type PostUpdatePodSandboxResponse struct {
 
 func (x *PostUpdatePodSandboxResponse) Reset() {
 	*x = PostUpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1534,7 @@ func (x *PostUpdatePodSandboxResponse) String() string {
 func (*PostUpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1547,7 @@ func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PostUpdatePodSandboxResponse) GetResponse() *api.PostUpdatePodSandboxResponse {
@@ -1150,7 +1570,7 @@ type StopPodSandboxRequest struct {
 
 func (x *StopPodSandboxRequest) Reset() {
 	*x = StopPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1582,7 @@ func (x *StopPodSandboxRequest) String() string {
 func (*StopPodSandboxRequest) ProtoMessage() {}
 
 func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1595,7 @@ func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StopPodSandboxRequest) GetGeneration() uint64 {
@@ -1203,7 +1623,7 @@ type StopPodSandboxResponse struct {
 
 func (x *StopPodSandboxResponse) Reset() {
 	*x = StopPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1635,7 @@ func (x *StopPodSandboxResponse) String() string {
 func (*StopPodSandboxResponse) ProtoMessage() {}
 
 func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1648,7 @@ func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopPodSandboxResponse) GetResponse() *api.StopPodSandboxResponse {
@@ -1251,7 +1671,7 @@ type RemovePodSandboxRequest struct {
 
 func (x *RemovePodSandboxRequest) Reset() {
 	*x = RemovePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1683,7 @@ func (x *RemovePodSandboxRequest) String() string {
 func (*RemovePodSandboxRequest) ProtoMessage() {}
 
 func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1696,7 @@ func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemovePodSandboxRequest) GetGeneration() uint64 {
@@ -1304,7 +1724,7 @@ type RemovePodSandboxResponse struct {
 
 func (x *RemovePodSandboxResponse) Reset() {
 	*x = RemovePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1736,7 @@ func (x *RemovePodSandboxResponse) String() string {
 func (*RemovePodSandboxResponse) ProtoMessage() {}
 
 func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1749,7 @@ func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemovePodSandboxResponse) GetResponse() *api.RemovePodSandboxResponse {
@@ -1345,14 +1765,17 @@ type CreateContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.CreateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.CreateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
+	// among the plugins.
+	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1787,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1800,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateContainerRequest) GetGeneration() uint64 {
@@ -1394,6 +1817,13 @@ func (x *CreateContainerRequest) GetRequest() *api.CreateContainerRequest {
 	return nil
 }
 
+func (x *CreateContainerRequest) GetTimeLeftMs() int64 {
+	if x != nil {
+		return x.TimeLeftMs
+	}
+	return 0
+}
+
 // CreateContainerResponse carries NRI's own answer, merged over all plugins.
 type CreateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1405,7 +1835,7 @@ type CreateContainerResponse struct {
 
 func (x *CreateContainerResponse) Reset() {
 	*x = CreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1847,7 @@ func (x *CreateContainerResponse) String() string {
 func (*CreateContainerResponse) ProtoMessage() {}
 
 func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1860,7 @@ func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateContainerResponse) GetResponse() *api.CreateContainerResponse {
@@ -1453,7 +1883,7 @@ type PostCreateContainerRequest struct {
 
 func (x *PostCreateContainerRequest) Reset() {
 	*x = PostCreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1895,7 @@ func (x *PostCreateContainerRequest) String() string {
 func (*PostCreateContainerRequest) ProtoMessage() {}
 
 func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1908,7 @@ func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PostCreateContainerRequest) GetGeneration() uint64 {
@@ -1506,7 +1936,7 @@ type PostCreateContainerResponse struct {
 
 func (x *PostCreateContainerResponse) Reset() {
 	*x = PostCreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1948,7 @@ func (x *PostCreateContainerResponse) String() string {
 func (*PostCreateContainerResponse) ProtoMessage() {}
 
 func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1961,7 @@ func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PostCreateContainerResponse) GetResponse() *api.PostCreateContainerResponse {
@@ -1547,14 +1977,17 @@ type StartContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.StartContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.StartContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
+	// among the plugins.
+	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1999,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +2012,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartContainerRequest) GetGeneration() uint64 {
@@ -1596,6 +2029,13 @@ func (x *StartContainerRequest) GetRequest() *api.StartContainerRequest {
 	return nil
 }
 
+func (x *StartContainerRequest) GetTimeLeftMs() int64 {
+	if x != nil {
+		return x.TimeLeftMs
+	}
+	return 0
+}
+
 // StartContainerResponse carries NRI's own answer, merged over all plugins.
 type StartContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1607,7 +2047,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +2059,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +2072,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartContainerResponse) GetResponse() *api.StartContainerResponse {
@@ -1655,7 +2095,7 @@ type PostStartContainerRequest struct {
 
 func (x *PostStartContainerRequest) Reset() {
 	*x = PostStartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +2107,7 @@ func (x *PostStartContainerRequest) String() string {
 func (*PostStartContainerRequest) ProtoMessage() {}
 
 func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +2120,7 @@ func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostStartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PostStartContainerRequest) GetGeneration() uint64 {
@@ -1708,7 +2148,7 @@ type PostStartContainerResponse struct {
 
 func (x *PostStartContainerResponse) Reset() {
 	*x = PostStartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +2160,7 @@ func (x *PostStartContainerResponse) String() string {
 func (*PostStartContainerResponse) ProtoMessage() {}
 
 func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +2173,7 @@ func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostStartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PostStartContainerResponse) GetResponse() *api.PostStartContainerResponse {
@@ -1749,14 +2189,17 @@ type UpdateContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.UpdateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.UpdateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
+	// among the plugins.
+	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateContainerRequest) Reset() {
 	*x = UpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +2211,7 @@ func (x *UpdateContainerRequest) String() string {
 func (*UpdateContainerRequest) ProtoMessage() {}
 
 func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +2224,7 @@ func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UpdateContainerRequest) GetGeneration() uint64 {
@@ -1798,6 +2241,13 @@ func (x *UpdateContainerRequest) GetRequest() *api.UpdateContainerRequest {
 	return nil
 }
 
+func (x *UpdateContainerRequest) GetTimeLeftMs() int64 {
+	if x != nil {
+		return x.TimeLeftMs
+	}
+	return 0
+}
+
 // UpdateContainerResponse carries NRI's own answer, merged over all plugins.
 type UpdateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1809,7 +2259,7 @@ type UpdateContainerResponse struct {
 
 func (x *UpdateContainerResponse) Reset() {
 	*x = UpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +2271,7 @@ func (x *UpdateContainerResponse) String() string {
 func (*UpdateContainerResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +2284,7 @@ func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UpdateContainerResponse) GetResponse() *api.UpdateContainerResponse {
@@ -1857,7 +2307,7 @@ type PostUpdateContainerRequest struct {
 
 func (x *PostUpdateContainerRequest) Reset() {
 	*x = PostUpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +2319,7 @@ func (x *PostUpdateContainerRequest) String() string {
 func (*PostUpdateContainerRequest) ProtoMessage() {}
 
 func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2332,7 @@ func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PostUpdateContainerRequest) GetGeneration() uint64 {
@@ -1910,7 +2360,7 @@ type PostUpdateContainerResponse struct {
 
 func (x *PostUpdateContainerResponse) Reset() {
 	*x = PostUpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2372,7 @@ func (x *PostUpdateContainerResponse) String() string {
 func (*PostUpdateContainerResponse) ProtoMessage() {}
 
 func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2385,7 @@ func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PostUpdateContainerResponse) GetResponse() *api.PostUpdateContainerResponse {
@@ -1958,7 +2408,7 @@ type StopContainerRequest struct {
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2420,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2433,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StopContainerRequest) GetGeneration() uint64 {
@@ -2011,7 +2461,7 @@ type StopContainerResponse struct {
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2473,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2486,7 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StopContainerResponse) GetResponse() *api.StopContainerResponse {
@@ -2059,7 +2509,7 @@ type RemoveContainerRequest struct {
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2521,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2534,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveContainerRequest) GetGeneration() uint64 {
@@ -2112,7 +2562,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2574,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2587,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveContainerResponse) GetResponse() *api.RemoveContainerResponse {
@@ -2177,13 +2627,16 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x16.crisp.nri.v1.HubStateH\x00R\x05state\x12M\n" +
 	"\x11inventory_request\x18\x02 \x01(\v2\x1e.crisp.nri.v1.InventoryRequestH\x00R\x10inventoryRequest\x12D\n" +
 	"\x0eupdate_request\x18\x03 \x01(\v2\x1b.crisp.nri.v1.UpdateRequestH\x00R\rupdateRequestB\t\n" +
-	"\amessage\"m\n" +
+	"\amessage\"\xbd\x01\n" +
 	"\bHubState\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12+\n" +
 	"\x11subscribed_events\x18\x02 \x01(\x05R\x10subscribedEvents\x12\x14\n" +
-	"\x05ready\x18\x03 \x01(\bR\x05ready\"1\n" +
+	"\x05ready\x18\x03 \x01(\bR\x05ready\x12\x18\n" +
+	"\aguarded\x18\x04 \x01(\bR\aguarded\x12\x1a\n" +
+	"\bdegraded\x18\x05 \x03(\tR\bdegraded\x12\x18\n" +
+	"\amissing\x18\x06 \x03(\tR\amissing\"1\n" +
 	"\x10InventoryRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\"\xce\x01\n" +
@@ -2199,7 +2652,7 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x124\n" +
 	"\aplugins\x18\x02 \x03(\v2\x1a.crisp.nri.v1.PluginStatusR\aplugins\x12\x14\n" +
-	"\x05ready\x18\x03 \x01(\bR\x05ready\"\x88\x02\n" +
+	"\x05ready\x18\x03 \x01(\bR\x05ready\"\xe0\x05\n" +
 	"\fPluginStatus\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\tR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -2213,19 +2666,59 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\bfailures\x18\t \x01(\x04R\bfailures\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\n" +
-	" \x01(\tR\tlastError\"|\n" +
+	" \x01(\tR\tlastError\x12\x14\n" +
+	"\x05state\x18\v \x01(\tR\x05state\x12\x12\n" +
+	"\x04kind\x18\f \x01(\tR\x04kind\x12\x10\n" +
+	"\x03uid\x18\r \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x0e \x01(\rR\x03gid\x12\x1e\n" +
+	"\n" +
+	"executable\x18\x0f \x01(\tR\n" +
+	"executable\x12&\n" +
+	"\x0fsince_unix_nano\x18\x10 \x01(\x03R\rsinceUnixNano\x12*\n" +
+	"\x11mean_latency_nano\x18\x11 \x01(\x03R\x0fmeanLatencyNano\x12(\n" +
+	"\x10max_latency_nano\x18\x12 \x01(\x03R\x0emaxLatencyNano\x12\x16\n" +
+	"\x06queued\x18\x13 \x01(\rR\x06queued\x12\x12\n" +
+	"\x04kept\x18\x14 \x01(\rR\x04kept\x12\x18\n" +
+	"\aoverdue\x18\x15 \x01(\rR\aoverdue\x12\x18\n" +
+	"\aobjects\x18\x16 \x01(\rR\aobjects\x12&\n" +
+	"\ffail_request\x18\x17 \x01(\bH\x00R\vfailRequest\x88\x01\x01\x12*\n" +
+	"\x0ekeep_connected\x18\x18 \x01(\bH\x01R\rkeepConnected\x88\x01\x01\x12\x12\n" +
+	"\x04rule\x18\x19 \x03(\tR\x04ruleB\x0f\n" +
+	"\r_fail_requestB\x11\n" +
+	"\x0f_keep_connected\"\x82\x01\n" +
+	"\rDryRunRequest\x122\n" +
+	"\x03pod\x18\x01 \x01(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x03pod\x12=\n" +
+	"\tcontainer\x18\x02 \x01(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\tcontainer\"\xab\x01\n" +
+	"\x0eDryRunResponse\x12I\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.CreateContainerResponseR\bresponse\x12\x18\n" +
+	"\afailure\x18\x02 \x01(\tR\afailure\x124\n" +
+	"\achanges\x18\x03 \x03(\v2\x1a.crisp.nri.v1.PluginChangeR\achanges\"\x82\x02\n" +
+	"\fPluginChange\x12\x16\n" +
+	"\x06plugin\x18\x01 \x01(\tR\x06plugin\x12!\n" +
+	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x14\n" +
+	"\x05field\x18\x03 \x01(\tR\x05field\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1b\n" +
+	"\told_value\x18\x05 \x01(\tR\boldValue\x12\x1b\n" +
+	"\tnew_value\x18\x06 \x01(\tR\bnewValue\x12\x18\n" +
+	"\aremoved\x18\a \x01(\bR\aremoved\x12\x18\n" +
+	"\arefused\x18\b \x01(\tR\arefused\x12!\n" +
+	"\flatency_nano\x18\t \x01(\x03R\vlatencyNano\"\x9e\x01\n" +
 	"\x14RunPodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12D\n" +
-	"\arequest\x18\x02 \x01(\v2*.nri.pkg.api.v1alpha1.RunPodSandboxRequestR\arequest\"`\n" +
+	"\arequest\x18\x02 \x01(\v2*.nri.pkg.api.v1alpha1.RunPodSandboxRequestR\arequest\x12 \n" +
+	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
+	"timeLeftMs\"`\n" +
 	"\x15RunPodSandboxResponse\x12G\n" +
-	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.RunPodSandboxResponseR\bresponse\"\x82\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.RunPodSandboxResponseR\bresponse\"\xa4\x01\n" +
 	"\x17UpdatePodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12G\n" +
-	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.UpdatePodSandboxRequestR\arequest\"f\n" +
+	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.UpdatePodSandboxRequestR\arequest\x12 \n" +
+	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
+	"timeLeftMs\"f\n" +
 	"\x18UpdatePodSandboxResponse\x12J\n" +
 	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.UpdatePodSandboxResponseR\bresponse\"\x8a\x01\n" +
 	"\x1bPostUpdatePodSandboxRequest\x12\x1e\n" +
@@ -2248,12 +2741,14 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"generation\x12G\n" +
 	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.RemovePodSandboxRequestR\arequest\"f\n" +
 	"\x18RemovePodSandboxResponse\x12J\n" +
-	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.RemovePodSandboxResponseR\bresponse\"\x80\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.RemovePodSandboxResponseR\bresponse\"\xa2\x01\n" +
 	"\x16CreateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12F\n" +
-	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.CreateContainerRequestR\arequest\"d\n" +
+	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.CreateContainerRequestR\arequest\x12 \n" +
+	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
+	"timeLeftMs\"d\n" +
 	"\x17CreateContainerResponse\x12I\n" +
 	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.CreateContainerResponseR\bresponse\"\x88\x01\n" +
 	"\x1aPostCreateContainerRequest\x12\x1e\n" +
@@ -2262,12 +2757,14 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"generation\x12J\n" +
 	"\arequest\x18\x02 \x01(\v20.nri.pkg.api.v1alpha1.PostCreateContainerRequestR\arequest\"l\n" +
 	"\x1bPostCreateContainerResponse\x12M\n" +
-	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostCreateContainerResponseR\bresponse\"~\n" +
+	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostCreateContainerResponseR\bresponse\"\xa0\x01\n" +
 	"\x15StartContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12E\n" +
-	"\arequest\x18\x02 \x01(\v2+.nri.pkg.api.v1alpha1.StartContainerRequestR\arequest\"b\n" +
+	"\arequest\x18\x02 \x01(\v2+.nri.pkg.api.v1alpha1.StartContainerRequestR\arequest\x12 \n" +
+	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
+	"timeLeftMs\"b\n" +
 	"\x16StartContainerResponse\x12H\n" +
 	"\bresponse\x18\x01 \x01(\v2,.nri.pkg.api.v1alpha1.StartContainerResponseR\bresponse\"\x86\x01\n" +
 	"\x19PostStartContainerRequest\x12\x1e\n" +
@@ -2276,12 +2773,14 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"generation\x12I\n" +
 	"\arequest\x18\x02 \x01(\v2/.nri.pkg.api.v1alpha1.PostStartContainerRequestR\arequest\"j\n" +
 	"\x1aPostStartContainerResponse\x12L\n" +
-	"\bresponse\x18\x01 \x01(\v20.nri.pkg.api.v1alpha1.PostStartContainerResponseR\bresponse\"\x80\x01\n" +
+	"\bresponse\x18\x01 \x01(\v20.nri.pkg.api.v1alpha1.PostStartContainerResponseR\bresponse\"\xa2\x01\n" +
 	"\x16UpdateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12F\n" +
-	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.UpdateContainerRequestR\arequest\"d\n" +
+	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.UpdateContainerRequestR\arequest\x12 \n" +
+	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
+	"timeLeftMs\"d\n" +
 	"\x17UpdateContainerResponse\x12I\n" +
 	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.UpdateContainerResponseR\bresponse\"\x88\x01\n" +
 	"\x1aPostUpdateContainerRequest\x12\x1e\n" +
@@ -2304,11 +2803,12 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"generation\x12F\n" +
 	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.RemoveContainerRequestR\arequest\"d\n" +
 	"\x17RemoveContainerResponse\x12I\n" +
-	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\xaa\v\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\xef\v\n" +
 	"\n" +
 	"HubService\x12J\n" +
 	"\aConnect\x12\x1c.crisp.nri.v1.ConnectRequest\x1a\x1d.crisp.nri.v1.ConnectResponse(\x010\x01\x12L\n" +
-	"\tGetStatus\x12\x1e.crisp.nri.v1.GetStatusRequest\x1a\x1f.crisp.nri.v1.GetStatusResponse\x12X\n" +
+	"\tGetStatus\x12\x1e.crisp.nri.v1.GetStatusRequest\x1a\x1f.crisp.nri.v1.GetStatusResponse\x12C\n" +
+	"\x06DryRun\x12\x1b.crisp.nri.v1.DryRunRequest\x1a\x1c.crisp.nri.v1.DryRunResponse\x12X\n" +
 	"\rRunPodSandbox\x12\".crisp.nri.v1.RunPodSandboxRequest\x1a#.crisp.nri.v1.RunPodSandboxResponse\x12a\n" +
 	"\x10UpdatePodSandbox\x12%.crisp.nri.v1.UpdatePodSandboxRequest\x1a&.crisp.nri.v1.UpdatePodSandboxResponse\x12m\n" +
 	"\x14PostUpdatePodSandbox\x12).crisp.nri.v1.PostUpdatePodSandboxRequest\x1a*.crisp.nri.v1.PostUpdatePodSandboxResponse\x12[\n" +
@@ -2336,7 +2836,7 @@ func file_crisp_nri_v1_hub_service_proto_rawDescGZIP() []byte {
 	return file_crisp_nri_v1_hub_service_proto_rawDescData
 }
 
-var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*ConnectRequest)(nil),                   // 0: crisp.nri.v1.ConnectRequest
 	(*Hello)(nil),                            // 1: crisp.nri.v1.Hello
@@ -2349,137 +2849,146 @@ var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),                 // 8: crisp.nri.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),                // 9: crisp.nri.v1.GetStatusResponse
 	(*PluginStatus)(nil),                     // 10: crisp.nri.v1.PluginStatus
-	(*RunPodSandboxRequest)(nil),             // 11: crisp.nri.v1.RunPodSandboxRequest
-	(*RunPodSandboxResponse)(nil),            // 12: crisp.nri.v1.RunPodSandboxResponse
-	(*UpdatePodSandboxRequest)(nil),          // 13: crisp.nri.v1.UpdatePodSandboxRequest
-	(*UpdatePodSandboxResponse)(nil),         // 14: crisp.nri.v1.UpdatePodSandboxResponse
-	(*PostUpdatePodSandboxRequest)(nil),      // 15: crisp.nri.v1.PostUpdatePodSandboxRequest
-	(*PostUpdatePodSandboxResponse)(nil),     // 16: crisp.nri.v1.PostUpdatePodSandboxResponse
-	(*StopPodSandboxRequest)(nil),            // 17: crisp.nri.v1.StopPodSandboxRequest
-	(*StopPodSandboxResponse)(nil),           // 18: crisp.nri.v1.StopPodSandboxResponse
-	(*RemovePodSandboxRequest)(nil),          // 19: crisp.nri.v1.RemovePodSandboxRequest
-	(*RemovePodSandboxResponse)(nil),         // 20: crisp.nri.v1.RemovePodSandboxResponse
-	(*CreateContainerRequest)(nil),           // 21: crisp.nri.v1.CreateContainerRequest
-	(*CreateContainerResponse)(nil),          // 22: crisp.nri.v1.CreateContainerResponse
-	(*PostCreateContainerRequest)(nil),       // 23: crisp.nri.v1.PostCreateContainerRequest
-	(*PostCreateContainerResponse)(nil),      // 24: crisp.nri.v1.PostCreateContainerResponse
-	(*StartContainerRequest)(nil),            // 25: crisp.nri.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 26: crisp.nri.v1.StartContainerResponse
-	(*PostStartContainerRequest)(nil),        // 27: crisp.nri.v1.PostStartContainerRequest
-	(*PostStartContainerResponse)(nil),       // 28: crisp.nri.v1.PostStartContainerResponse
-	(*UpdateContainerRequest)(nil),           // 29: crisp.nri.v1.UpdateContainerRequest
-	(*UpdateContainerResponse)(nil),          // 30: crisp.nri.v1.UpdateContainerResponse
-	(*PostUpdateContainerRequest)(nil),       // 31: crisp.nri.v1.PostUpdateContainerRequest
-	(*PostUpdateContainerResponse)(nil),      // 32: crisp.nri.v1.PostUpdateContainerResponse
-	(*StopContainerRequest)(nil),             // 33: crisp.nri.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 34: crisp.nri.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 35: crisp.nri.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 36: crisp.nri.v1.RemoveContainerResponse
-	(*api.PodSandbox)(nil),                   // 37: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 38: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerUpdate)(nil),              // 39: nri.pkg.api.v1alpha1.ContainerUpdate
-	(*api.ContainerEviction)(nil),            // 40: nri.pkg.api.v1alpha1.ContainerEviction
-	(*api.RunPodSandboxRequest)(nil),         // 41: nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	(*api.RunPodSandboxResponse)(nil),        // 42: nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	(*api.UpdatePodSandboxRequest)(nil),      // 43: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	(*api.UpdatePodSandboxResponse)(nil),     // 44: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	(*api.PostUpdatePodSandboxRequest)(nil),  // 45: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	(*api.PostUpdatePodSandboxResponse)(nil), // 46: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	(*api.StopPodSandboxRequest)(nil),        // 47: nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	(*api.StopPodSandboxResponse)(nil),       // 48: nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	(*api.RemovePodSandboxRequest)(nil),      // 49: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	(*api.RemovePodSandboxResponse)(nil),     // 50: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	(*api.CreateContainerRequest)(nil),       // 51: nri.pkg.api.v1alpha1.CreateContainerRequest
-	(*api.CreateContainerResponse)(nil),      // 52: nri.pkg.api.v1alpha1.CreateContainerResponse
-	(*api.PostCreateContainerRequest)(nil),   // 53: nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	(*api.PostCreateContainerResponse)(nil),  // 54: nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	(*api.StartContainerRequest)(nil),        // 55: nri.pkg.api.v1alpha1.StartContainerRequest
-	(*api.StartContainerResponse)(nil),       // 56: nri.pkg.api.v1alpha1.StartContainerResponse
-	(*api.PostStartContainerRequest)(nil),    // 57: nri.pkg.api.v1alpha1.PostStartContainerRequest
-	(*api.PostStartContainerResponse)(nil),   // 58: nri.pkg.api.v1alpha1.PostStartContainerResponse
-	(*api.UpdateContainerRequest)(nil),       // 59: nri.pkg.api.v1alpha1.UpdateContainerRequest
-	(*api.UpdateContainerResponse)(nil),      // 60: nri.pkg.api.v1alpha1.UpdateContainerResponse
-	(*api.PostUpdateContainerRequest)(nil),   // 61: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	(*api.PostUpdateContainerResponse)(nil),  // 62: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	(*api.StopContainerRequest)(nil),         // 63: nri.pkg.api.v1alpha1.StopContainerRequest
-	(*api.StopContainerResponse)(nil),        // 64: nri.pkg.api.v1alpha1.StopContainerResponse
-	(*api.RemoveContainerRequest)(nil),       // 65: nri.pkg.api.v1alpha1.RemoveContainerRequest
-	(*api.RemoveContainerResponse)(nil),      // 66: nri.pkg.api.v1alpha1.RemoveContainerResponse
+	(*DryRunRequest)(nil),                    // 11: crisp.nri.v1.DryRunRequest
+	(*DryRunResponse)(nil),                   // 12: crisp.nri.v1.DryRunResponse
+	(*PluginChange)(nil),                     // 13: crisp.nri.v1.PluginChange
+	(*RunPodSandboxRequest)(nil),             // 14: crisp.nri.v1.RunPodSandboxRequest
+	(*RunPodSandboxResponse)(nil),            // 15: crisp.nri.v1.RunPodSandboxResponse
+	(*UpdatePodSandboxRequest)(nil),          // 16: crisp.nri.v1.UpdatePodSandboxRequest
+	(*UpdatePodSandboxResponse)(nil),         // 17: crisp.nri.v1.UpdatePodSandboxResponse
+	(*PostUpdatePodSandboxRequest)(nil),      // 18: crisp.nri.v1.PostUpdatePodSandboxRequest
+	(*PostUpdatePodSandboxResponse)(nil),     // 19: crisp.nri.v1.PostUpdatePodSandboxResponse
+	(*StopPodSandboxRequest)(nil),            // 20: crisp.nri.v1.StopPodSandboxRequest
+	(*StopPodSandboxResponse)(nil),           // 21: crisp.nri.v1.StopPodSandboxResponse
+	(*RemovePodSandboxRequest)(nil),          // 22: crisp.nri.v1.RemovePodSandboxRequest
+	(*RemovePodSandboxResponse)(nil),         // 23: crisp.nri.v1.RemovePodSandboxResponse
+	(*CreateContainerRequest)(nil),           // 24: crisp.nri.v1.CreateContainerRequest
+	(*CreateContainerResponse)(nil),          // 25: crisp.nri.v1.CreateContainerResponse
+	(*PostCreateContainerRequest)(nil),       // 26: crisp.nri.v1.PostCreateContainerRequest
+	(*PostCreateContainerResponse)(nil),      // 27: crisp.nri.v1.PostCreateContainerResponse
+	(*StartContainerRequest)(nil),            // 28: crisp.nri.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 29: crisp.nri.v1.StartContainerResponse
+	(*PostStartContainerRequest)(nil),        // 30: crisp.nri.v1.PostStartContainerRequest
+	(*PostStartContainerResponse)(nil),       // 31: crisp.nri.v1.PostStartContainerResponse
+	(*UpdateContainerRequest)(nil),           // 32: crisp.nri.v1.UpdateContainerRequest
+	(*UpdateContainerResponse)(nil),          // 33: crisp.nri.v1.UpdateContainerResponse
+	(*PostUpdateContainerRequest)(nil),       // 34: crisp.nri.v1.PostUpdateContainerRequest
+	(*PostUpdateContainerResponse)(nil),      // 35: crisp.nri.v1.PostUpdateContainerResponse
+	(*StopContainerRequest)(nil),             // 36: crisp.nri.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 37: crisp.nri.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 38: crisp.nri.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 39: crisp.nri.v1.RemoveContainerResponse
+	(*api.PodSandbox)(nil),                   // 40: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 41: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerUpdate)(nil),              // 42: nri.pkg.api.v1alpha1.ContainerUpdate
+	(*api.ContainerEviction)(nil),            // 43: nri.pkg.api.v1alpha1.ContainerEviction
+	(*api.CreateContainerResponse)(nil),      // 44: nri.pkg.api.v1alpha1.CreateContainerResponse
+	(*api.RunPodSandboxRequest)(nil),         // 45: nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	(*api.RunPodSandboxResponse)(nil),        // 46: nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	(*api.UpdatePodSandboxRequest)(nil),      // 47: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	(*api.UpdatePodSandboxResponse)(nil),     // 48: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	(*api.PostUpdatePodSandboxRequest)(nil),  // 49: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	(*api.PostUpdatePodSandboxResponse)(nil), // 50: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	(*api.StopPodSandboxRequest)(nil),        // 51: nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	(*api.StopPodSandboxResponse)(nil),       // 52: nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	(*api.RemovePodSandboxRequest)(nil),      // 53: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	(*api.RemovePodSandboxResponse)(nil),     // 54: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	(*api.CreateContainerRequest)(nil),       // 55: nri.pkg.api.v1alpha1.CreateContainerRequest
+	(*api.PostCreateContainerRequest)(nil),   // 56: nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	(*api.PostCreateContainerResponse)(nil),  // 57: nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	(*api.StartContainerRequest)(nil),        // 58: nri.pkg.api.v1alpha1.StartContainerRequest
+	(*api.StartContainerResponse)(nil),       // 59: nri.pkg.api.v1alpha1.StartContainerResponse
+	(*api.PostStartContainerRequest)(nil),    // 60: nri.pkg.api.v1alpha1.PostStartContainerRequest
+	(*api.PostStartContainerResponse)(nil),   // 61: nri.pkg.api.v1alpha1.PostStartContainerResponse
+	(*api.UpdateContainerRequest)(nil),       // 62: nri.pkg.api.v1alpha1.UpdateContainerRequest
+	(*api.UpdateContainerResponse)(nil),      // 63: nri.pkg.api.v1alpha1.UpdateContainerResponse
+	(*api.PostUpdateContainerRequest)(nil),   // 64: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	(*api.PostUpdateContainerResponse)(nil),  // 65: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	(*api.StopContainerRequest)(nil),         // 66: nri.pkg.api.v1alpha1.StopContainerRequest
+	(*api.StopContainerResponse)(nil),        // 67: nri.pkg.api.v1alpha1.StopContainerResponse
+	(*api.RemoveContainerRequest)(nil),       // 68: nri.pkg.api.v1alpha1.RemoveContainerRequest
+	(*api.RemoveContainerResponse)(nil),      // 69: nri.pkg.api.v1alpha1.RemoveContainerResponse
 }
 var file_crisp_nri_v1_hub_service_proto_depIdxs = []int32{
 	1,  // 0: crisp.nri.v1.ConnectRequest.hello:type_name -> crisp.nri.v1.Hello
 	2,  // 1: crisp.nri.v1.ConnectRequest.inventory:type_name -> crisp.nri.v1.InventoryChunk
 	3,  // 2: crisp.nri.v1.ConnectRequest.update_result:type_name -> crisp.nri.v1.UpdateResult
-	37, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	38, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	39, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	40, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	41, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	42, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
 	5,  // 6: crisp.nri.v1.ConnectResponse.state:type_name -> crisp.nri.v1.HubState
 	6,  // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
 	7,  // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
-	39, // 9: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	40, // 10: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	42, // 9: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	43, // 10: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
 	10, // 11: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
-	41, // 12: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	42, // 13: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	43, // 14: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	44, // 15: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	45, // 16: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	46, // 17: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	47, // 18: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	48, // 19: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	49, // 20: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	50, // 21: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	51, // 22: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
-	52, // 23: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	53, // 24: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	54, // 25: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	55, // 26: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
-	56, // 27: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
-	57, // 28: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
-	58, // 29: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
-	59, // 30: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
-	60, // 31: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
-	61, // 32: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	62, // 33: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	63, // 34: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
-	64, // 35: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
-	65, // 36: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
-	66, // 37: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
-	0,  // 38: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
-	8,  // 39: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
-	11, // 40: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
-	13, // 41: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
-	15, // 42: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
-	17, // 43: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
-	19, // 44: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
-	21, // 45: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
-	23, // 46: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
-	25, // 47: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
-	27, // 48: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
-	29, // 49: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
-	31, // 50: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
-	33, // 51: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
-	35, // 52: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
-	4,  // 53: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
-	9,  // 54: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
-	12, // 55: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
-	14, // 56: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
-	16, // 57: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
-	18, // 58: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
-	20, // 59: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
-	22, // 60: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
-	24, // 61: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
-	26, // 62: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
-	28, // 63: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
-	30, // 64: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
-	32, // 65: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
-	34, // 66: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
-	36, // 67: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
-	53, // [53:68] is the sub-list for method output_type
-	38, // [38:53] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	40, // 12: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	41, // 13: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	44, // 14: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	13, // 15: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
+	45, // 16: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	46, // 17: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	47, // 18: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	48, // 19: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	49, // 20: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	50, // 21: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	51, // 22: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	52, // 23: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	53, // 24: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	54, // 25: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	55, // 26: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
+	44, // 27: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	56, // 28: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	57, // 29: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	58, // 30: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
+	59, // 31: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
+	60, // 32: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
+	61, // 33: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
+	62, // 34: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
+	63, // 35: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
+	64, // 36: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	65, // 37: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	66, // 38: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
+	67, // 39: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
+	68, // 40: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
+	69, // 41: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
+	0,  // 42: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
+	8,  // 43: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
+	11, // 44: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
+	14, // 45: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
+	16, // 46: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
+	18, // 47: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
+	20, // 48: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
+	22, // 49: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
+	24, // 50: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
+	26, // 51: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
+	28, // 52: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
+	30, // 53: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
+	32, // 54: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
+	34, // 55: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
+	36, // 56: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
+	38, // 57: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
+	4,  // 58: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
+	9,  // 59: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
+	12, // 60: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
+	15, // 61: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
+	17, // 62: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
+	19, // 63: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
+	21, // 64: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
+	23, // 65: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
+	25, // 66: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
+	27, // 67: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
+	29, // 68: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
+	31, // 69: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
+	33, // 70: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
+	35, // 71: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
+	37, // 72: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
+	39, // 73: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
+	58, // [58:74] is the sub-list for method output_type
+	42, // [42:58] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_crisp_nri_v1_hub_service_proto_init() }
@@ -2497,13 +3006,14 @@ func file_crisp_nri_v1_hub_service_proto_init() {
 		(*ConnectResponse_InventoryRequest)(nil),
 		(*ConnectResponse_UpdateRequest)(nil),
 	}
+	file_crisp_nri_v1_hub_service_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_nri_v1_hub_service_proto_rawDesc), len(file_crisp_nri_v1_hub_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	HubService_Connect_FullMethodName              = "/crisp.nri.v1.HubService/Connect"
 	HubService_GetStatus_FullMethodName            = "/crisp.nri.v1.HubService/GetStatus"
+	HubService_DryRun_FullMethodName               = "/crisp.nri.v1.HubService/DryRun"
 	HubService_RunPodSandbox_FullMethodName        = "/crisp.nri.v1.HubService/RunPodSandbox"
 	HubService_UpdatePodSandbox_FullMethodName     = "/crisp.nri.v1.HubService/UpdatePodSandbox"
 	HubService_PostUpdatePodSandbox_FullMethodName = "/crisp.nri.v1.HubService/PostUpdatePodSandbox"
@@ -55,6 +56,10 @@ type HubServiceClient interface {
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 	// GetStatus lists the plugins and what the hub knows of them.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// DryRun asks the plugins for adjustments of a container that is never made, and tells
+	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
+	// gateway for it.
+	DryRun(ctx context.Context, in *DryRunRequest, opts ...grpc.CallOption) (*DryRunResponse, error)
 	// RunPodSandbox tells the plugins of a pod that is about to become READY.
 	RunPodSandbox(ctx context.Context, in *RunPodSandboxRequest, opts ...grpc.CallOption) (*RunPodSandboxResponse, error)
 	// UpdatePodSandbox tells the plugins of new pod-level resources, before the change.
@@ -110,6 +115,16 @@ func (c *hubServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
 	err := c.cc.Invoke(ctx, HubService_GetStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hubServiceClient) DryRun(ctx context.Context, in *DryRunRequest, opts ...grpc.CallOption) (*DryRunResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DryRunResponse)
+	err := c.cc.Invoke(ctx, HubService_DryRun_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -265,6 +280,10 @@ type HubServiceServer interface {
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	// GetStatus lists the plugins and what the hub knows of them.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// DryRun asks the plugins for adjustments of a container that is never made, and tells
+	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
+	// gateway for it.
+	DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error)
 	// RunPodSandbox tells the plugins of a pod that is about to become READY.
 	RunPodSandbox(context.Context, *RunPodSandboxRequest) (*RunPodSandboxResponse, error)
 	// UpdatePodSandbox tells the plugins of new pod-level resources, before the change.
@@ -308,6 +327,9 @@ func (UnimplementedHubServiceServer) Connect(grpc.BidiStreamingServer[ConnectReq
 }
 func (UnimplementedHubServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedHubServiceServer) DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DryRun not implemented")
 }
 func (UnimplementedHubServiceServer) RunPodSandbox(context.Context, *RunPodSandboxRequest) (*RunPodSandboxResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RunPodSandbox not implemented")
@@ -390,6 +412,24 @@ func _HubService_GetStatus_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HubServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HubService_DryRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DryRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HubServiceServer).DryRun(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HubService_DryRun_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HubServiceServer).DryRun(ctx, req.(*DryRunRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -638,6 +678,10 @@ var HubService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _HubService_GetStatus_Handler,
+		},
+		{
+			MethodName: "DryRun",
+			Handler:    _HubService_DryRun_Handler,
 		},
 		{
 			MethodName: "RunPodSandbox",
