@@ -134,13 +134,14 @@ func kitImports() map[string][]string {
 		kit     = project + "/services/internal/"
 	)
 	return map[string][]string{
-		"buildinfo": nil,
-		"config":    {"github.com/pelletier/go-toml/", errdefs},
-		"cli":       {errdefs, kit + "config", kit + "buildinfo"},
-		"lifecycle": {systemd, "golang.org/x/sync/"},
-		"telemetry": {otel, prom, errdefs, "google.golang.org/grpc", kit + "buildinfo", kit + "lifecycle"},
-		"admin":     {prom, kit + "telemetry", kit + "lifecycle", kit + "buildinfo"},
-		"unixsock":  {"golang.org/x/sys/", systemd, errdefs},
+		"buildinfo":   nil,
+		"config":      {"github.com/pelletier/go-toml/", errdefs},
+		"cli":         {errdefs, kit + "config", kit + "buildinfo"},
+		"podselector": nil,
+		"lifecycle":   {systemd, "golang.org/x/sync/"},
+		"telemetry":   {otel, prom, errdefs, "google.golang.org/grpc", kit + "buildinfo", kit + "lifecycle"},
+		"admin":       {prom, kit + "telemetry", kit + "lifecycle", kit + "buildinfo"},
+		"unixsock":    {"golang.org/x/sys/", systemd, errdefs},
 		"rpc": {
 			"google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc/", "google.golang.org/protobuf/", "github.com/grpc-ecosystem/go-grpc-middleware/",
 			otel, prom, errdefs, kit + "telemetry", kit + "unixsock", kit + "lifecycle", kit + "config",

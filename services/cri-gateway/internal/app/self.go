@@ -25,6 +25,15 @@ func (s self) Able(ctx context.Context) error {
 	return s.a.hub.Ready(ctx)
 }
 
+// Plugins implements runtime.Self.
+func (s self) Plugins(ctx context.Context) (enabled bool, failure error, degraded, missing []string) {
+	if s.a.hub == nil {
+		return false, nil, nil, nil
+	}
+	degraded, missing = s.a.hub.Plugins()
+	return true, s.a.hub.Ready(ctx), degraded, missing
+}
+
 // Info implements runtime.Self. sandboxd speaks for itself.
 func (s self) Info(ctx context.Context) map[string]any {
 	return map[string]any{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -167,6 +168,85 @@ func TestAbsentHub(t *testing.T) {
 				t.Error("a hub that is not there is ready")
 			}
 		})
+	}
+}
+
+// While the hub is away, a pod that requires plugins is not made without them, whatever
+// the policy for the others is.
+func TestGuardedPodsWaitForAnAbsentHub(t *testing.T) {
+	const annotation = "required-plugins.noderesource.dev/pod"
+	pods := map[string]*nri.PodSandbox{
+		"prod":      {Namespace: "prod"},
+		"system":    {Namespace: "kube-system"},
+		"labelled":  {Namespace: "dev", Labels: map[string]string{"rdma": "1"}},
+		"dev":       {Namespace: "dev"},
+		"annotated": {Namespace: "dev", Annotations: map[string]string{annotation: "[x]"}},
+	}
+	check := func(t *testing.T, hub *backend.Hub, refused ...string) {
+		t.Helper()
+		for name, pod := range pods {
+			for call, err := range map[string]error{
+				"RunPodSandbox": hub.Notify(t.Context(), nri.Event_RUN_POD_SANDBOX, pod, nil),
+				"CreateContainer": func() error {
+					_, err := hub.CreateContainer(t.Context(), &nri.CreateContainerRequest{Pod: pod})
+					return err
+				}(),
+			} {
+				if errdefs.IsUnavailable(err) != slices.Contains(refused, name) {
+					t.Errorf("%s of pod %s: %v", call, name, err)
+				}
+			}
+			if err := hub.Notify(t.Context(), nri.Event_REMOVE_POD_SANDBOX, pod, nil); err != nil {
+				t.Errorf("removal of pod %s: %v", name, err)
+			}
+		}
+	}
+	t.Run("never there", func(t *testing.T) {
+		hub := backend.NewHub(absent(t), backend.HubConfig{}, &holds{}, slog.New(slog.DiscardHandler))
+		check(t, hub, "annotated")
+	})
+	for _, ignores := range []bool{false, true} {
+		t.Run(fmt.Sprintf("gone, ignores annotations %v", ignores), func(t *testing.T) {
+			state := ready(1)
+			state.IgnoresAnnotations = ignores
+			state.Guards = []*nriv1.Guard{
+				{NotNamespaces: []string{"dev"}},
+				{Labels: map[string]string{"rdma": "*"}},
+				{Namespaces: []string{"kube-*"}, Exempt: true},
+			}
+			tel, _ := testkit.Telemetry(t)
+			conn := testkit.GRPC(t, tel, backendtest.NewHub(&backendtest.Journal{}, state).Registrations()...)
+			hub := backend.NewHub(conn, backend.HubConfig{}, &holds{}, slog.New(slog.DiscardHandler))
+			ctx, cancel := context.WithCancel(t.Context())
+			var task sync.WaitGroup
+			task.Go(func() { _ = hub.Run(ctx, nil, &executor{}) })
+			testkit.Eventually(t, 10*time.Second, func() error { return hub.Ready(t.Context()) })
+			cancel() // the stream ends, as it does when the hub goes away
+			task.Wait()
+			refused := []string{"prod", "labelled"}
+			if !ignores {
+				refused = append(refused, "annotated")
+			}
+			check(t, hub, refused...)
+		})
+	}
+}
+
+// A pod's own annotation brings it to the hub although no plugin listens.
+func TestAnnotatedPodIsAskedAbout(t *testing.T) {
+	state := ready(1)
+	state.SubscribedEvents = 0
+	b := newBench(t, backend.HubConfig{Hold: 10 * time.Second}, state)
+	for _, pod := range []*nri.PodSandbox{
+		{Id: "plain"},
+		{Id: "named", Annotations: map[string]string{"required-plugins.noderesource.dev/container.x": "[a]"}},
+	} {
+		if err := b.Notify(t.Context(), nri.Event_RUN_POD_SANDBOX, pod, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if calls := b.journal.Take(); len(calls) != 1 {
+		t.Errorf("calls are %v, want one", calls)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/internal/podselector"
 )
 
 // HubConfig says how the gateway lives with its hub.
@@ -49,6 +51,11 @@ type hubState struct {
 	ready      bool
 	generation uint64
 	events     nri.EventMask
+	// guards and annotations say which pods require plugins; they are kept while the hub is
+	// away.
+	guards             []*nriv1.Guard
+	ignoresAnnotations bool
+	degraded, missing  []string
 	// epoch counts the streams, so that two states of one generation differ.
 	epoch uint64
 	// awaySince is when the hub was last connected and ready, or the start.
@@ -59,6 +66,56 @@ func (s hubState) usable() bool { return s.connected && s.ready }
 
 func (s hubState) listens(events []nri.Event) bool {
 	return slices.ContainsFunc(events, s.events.IsSet)
+}
+
+// concerned reports whether the hub is to be called: somebody listens, or the pod itself
+// requires plugins.
+func (s hubState) concerned(pod *nri.PodSandbox, events []nri.Event) bool {
+	return s.listens(events) || s.annotated(pod)
+}
+
+// annotated reports whether the pod names plugins that it requires. What exactly it says
+// is the hub's business.
+func (s hubState) annotated(pod *nri.PodSandbox) bool {
+	if s.ignoresAnnotations {
+		return false
+	}
+	for key := range pod.GetAnnotations() {
+		if key == requiredPlugins || strings.HasPrefix(key, requiredPlugins+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// guardsPod reports whether the pod must not be made without the hub.
+func (s hubState) guardsPod(pod *nri.PodSandbox) bool {
+	if pod == nil {
+		return false
+	}
+	guarded := s.annotated(pod)
+	for _, g := range s.guards {
+		selector := podselector.Selector{
+			Namespaces: g.GetNamespaces(), NotNamespaces: g.GetNotNamespaces(), Labels: g.GetLabels(), Annotations: g.GetAnnotations(),
+		}
+		if !selector.Match(pod) {
+			continue
+		}
+		if g.GetExempt() {
+			return false
+		}
+		guarded = true
+	}
+	return guarded
+}
+
+// requiredPlugins is NRI's annotation with which a pod requires plugins.
+const requiredPlugins = "required-plugins.noderesource.dev"
+
+// Plugins names the plugins that do not answer, and those that are required and away.
+func (h *Hub) Plugins() (degraded, missing []string) {
+	st, _ := h.state.get()
+	return st.degraded, st.missing
 }
 
 // NewHub returns a client on conn. It has no state before Run has connected.
@@ -140,27 +197,36 @@ func (h *Hub) awaitAfter(ctx context.Context, old hubState) (st hubState, ok boo
 	}
 }
 
-// away is the answer of the policy when there is no hub to call.
-func (h *Hub) away() error {
-	if h.cfg.Require {
+// away is the answer of the policy when there is no hub to call. A pod that requires
+// plugins, as far as the hub has said, is not made without them; pod is nil for requests
+// that need no plugin.
+func (h *Hub) away(pod *nri.PodSandbox) error {
+	st, _ := h.state.get()
+	switch {
+	case h.cfg.Require:
 		return fmt.Errorf("nri-hub is away: %w", errdefs.ErrUnavailable)
+	case st.guardsPod(pod):
+		return fmt.Errorf("nri-hub is away and pod %s/%s requires plugins: %w",
+			pod.GetNamespace(), pod.GetName(), errdefs.ErrUnavailable)
+	default:
+		return nil
 	}
-	return nil
 }
 
 // call performs do for a hub that listens to one of the events, with its generation. A
-// hub that has changed meanwhile is waited for and called once more.
-func (h *Hub) call(ctx context.Context, do func(ctx context.Context, generation uint64) error, events ...nri.Event) error {
+// hub that has changed meanwhile is waited for and called once more. pod is the one that
+// is made or gets a container, nil for all other requests.
+func (h *Hub) call(ctx context.Context, pod *nri.PodSandbox, do func(ctx context.Context, generation uint64) error, events ...nri.Event) error {
 	st, ok, err := h.await(ctx)
 	if err != nil {
 		return err
 	}
-	if !ok || !st.listens(events) {
+	if !ok || !st.concerned(pod, events) {
 		goBy(ctx)
 		// Whoever joined before this operation was noted did not wait for it.
-		if st, _ = h.state.get(); !st.usable() || !st.listens(events) {
+		if st, _ = h.state.get(); !st.usable() || !st.concerned(pod, events) {
 			if !ok {
-				return h.away()
+				return h.away(pod)
 			}
 			return nil
 		}
@@ -177,8 +243,8 @@ func (h *Hub) call(ctx context.Context, do func(ctx context.Context, generation 
 		// The same hub is still there, so this is its answer and not its absence.
 		return failure
 	case !ok:
-		return h.away()
-	case !next.listens(events):
+		return h.away(pod)
+	case !next.concerned(pod, events):
 		return nil
 	}
 	return do(ctx, next.generation)
@@ -191,7 +257,7 @@ func (h *Hub) Wants(ctx context.Context, events ...nri.Event) (bool, error) {
 		return false, err
 	}
 	if !ok {
-		return false, h.away()
+		return false, h.away(nil)
 	}
 	return st.listens(events), nil
 }

@@ -3,11 +3,13 @@ package backend
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/operation"
 )
 
 // Notify implements sequence.Hub.
@@ -17,7 +19,11 @@ func (h *Hub) Notify(ctx context.Context, event nri.Event, pod *nri.PodSandbox, 
 		// The hub sends the stop that a plugin has not seen before the removal.
 		events = append(events, nri.Event_STOP_CONTAINER)
 	}
-	return h.call(ctx, func(ctx context.Context, generation uint64) error {
+	var made *nri.PodSandbox
+	if event == nri.Event_RUN_POD_SANDBOX {
+		made = pod
+	}
+	return h.call(ctx, made, func(ctx context.Context, generation uint64) error {
 		return h.notify(ctx, generation, event, pod, container)
 	}, events...)
 }
@@ -27,7 +33,7 @@ func (h *Hub) notify(ctx context.Context, gen uint64, event nri.Event, pod *nri.
 	switch event {
 	case nri.Event_RUN_POD_SANDBOX:
 		_, err = h.client.RunPodSandbox(ctx, &nriv1.RunPodSandboxRequest{
-			Generation: gen, Request: &nri.RunPodSandboxRequest{Pod: pod},
+			Generation: gen, Request: &nri.RunPodSandboxRequest{Pod: pod}, TimeLeftMs: timeLeft(ctx),
 		})
 	case nri.Event_STOP_POD_SANDBOX:
 		_, err = h.client.StopPodSandbox(ctx, &nriv1.StopPodSandboxRequest{
@@ -47,7 +53,7 @@ func (h *Hub) notify(ctx context.Context, gen uint64, event nri.Event, pod *nri.
 		})
 	case nri.Event_START_CONTAINER:
 		_, err = h.client.StartContainer(ctx, &nriv1.StartContainerRequest{
-			Generation: gen, Request: &nri.StartContainerRequest{Pod: pod, Container: ctr},
+			Generation: gen, Request: &nri.StartContainerRequest{Pod: pod, Container: ctr}, TimeLeftMs: timeLeft(ctx),
 		})
 	case nri.Event_POST_START_CONTAINER:
 		_, err = h.client.PostStartContainer(ctx, &nriv1.PostStartContainerRequest{
@@ -67,10 +73,22 @@ func (h *Hub) notify(ctx context.Context, gen uint64, event nri.Event, pod *nri.
 	return err
 }
 
+// timeLeft is how long the caller still waits, in milliseconds; 0 if that is not known or
+// if it has gone.
+func timeLeft(ctx context.Context) int64 {
+	deadline, ok := operation.CallerDeadline(ctx)
+	if !ok {
+		return 0
+	}
+	return max(time.Until(deadline).Milliseconds(), 0)
+}
+
 // UpdatePodSandbox implements sequence.Hub.
 func (h *Hub) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error {
-	return h.call(ctx, func(ctx context.Context, generation uint64) error {
-		_, err := h.client.UpdatePodSandbox(ctx, &nriv1.UpdatePodSandboxRequest{Generation: generation, Request: req})
+	return h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
+		_, err := h.client.UpdatePodSandbox(ctx, &nriv1.UpdatePodSandboxRequest{
+			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+		})
 		return err
 	}, nri.Event_UPDATE_POD_SANDBOX)
 }
@@ -78,8 +96,10 @@ func (h *Hub) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxReq
 // CreateContainer implements sequence.Hub.
 func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error) {
 	var answer *nri.CreateContainerResponse
-	err := h.call(ctx, func(ctx context.Context, generation uint64) error {
-		resp, err := h.client.CreateContainer(ctx, &nriv1.CreateContainerRequest{Generation: generation, Request: req})
+	err := h.call(ctx, req.GetPod(), func(ctx context.Context, generation uint64) error {
+		resp, err := h.client.CreateContainer(ctx, &nriv1.CreateContainerRequest{
+			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+		})
 		answer = resp.GetResponse()
 		return err
 	}, nri.Event_CREATE_CONTAINER, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT)
@@ -89,8 +109,10 @@ func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerReque
 // UpdateContainer implements sequence.Hub.
 func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerRequest) (*nri.UpdateContainerResponse, error) {
 	var answer *nri.UpdateContainerResponse
-	err := h.call(ctx, func(ctx context.Context, generation uint64) error {
-		resp, err := h.client.UpdateContainer(ctx, &nriv1.UpdateContainerRequest{Generation: generation, Request: req})
+	err := h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
+		resp, err := h.client.UpdateContainer(ctx, &nriv1.UpdateContainerRequest{
+			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+		})
 		answer = resp.GetResponse()
 		return err
 	}, nri.Event_UPDATE_CONTAINER)
@@ -100,7 +122,7 @@ func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerReque
 // StopContainer implements sequence.Hub.
 func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) (*nri.StopContainerResponse, error) {
 	var answer *nri.StopContainerResponse
-	err := h.call(ctx, func(ctx context.Context, generation uint64) error {
+	err := h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
 		resp, err := h.client.StopContainer(ctx, &nriv1.StopContainerRequest{Generation: generation, Request: req})
 		answer = resp.GetResponse()
 		return err

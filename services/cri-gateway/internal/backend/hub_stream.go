@@ -59,6 +59,8 @@ func (h *Hub) announced(ctx context.Context, epoch uint64, s *nriv1.HubState) {
 		}
 		st.connected, st.ready = true, s.GetReady()
 		st.generation, st.events, st.epoch = s.GetGeneration(), nri.EventMask(s.GetSubscribedEvents()), epoch
+		st.guards, st.ignoresAnnotations = s.GetGuards(), s.GetIgnoresAnnotations()
+		st.degraded, st.missing = s.GetDegraded(), s.GetMissing()
 		return true
 	})
 	events := nri.EventMask(s.GetSubscribedEvents())

@@ -83,6 +83,15 @@ func New(log *slog.Logger, observer Observer) *Group {
 	}
 }
 
+type deadlineKey struct{}
+
+// CallerDeadline tells the work of an operation when the caller that began it stops
+// waiting. The work is not bound by it.
+func CallerDeadline(ctx context.Context) (time.Time, bool) {
+	deadline, ok := ctx.Value(deadlineKey{}).(time.Time)
+	return deadline, ok
+}
+
 // Do runs work as the operation spec, or joins it if it is in flight, and waits for its
 // result or the end of ctx. The work's context carries the values of ctx but not its
 // deadline. Errors: those of the work; Aborted if the key is in flight with another
@@ -128,6 +137,9 @@ func (g *Group) begin(ctx context.Context, spec Spec, work func(context.Context)
 	}
 	detached, cancelLimit := context.WithTimeoutCause(context.WithoutCancel(ctx), spec.Limit,
 		fmt.Errorf("%s took longer than %s: %w", spec.Key.Kind, spec.Limit, context.DeadlineExceeded))
+	if deadline, ok := ctx.Deadline(); ok {
+		detached = context.WithValue(detached, deadlineKey{}, deadline)
+	}
 	workCtx, cancel := context.WithCancelCause(detached)
 	f := &flight{fingerprint: spec.Fingerprint, cancel: cancel, done: make(chan struct{})}
 	if spec.Key.Name != "" {

@@ -195,3 +195,34 @@ func sleep(d time.Duration) func(context.Context) (time.Duration, error) {
 		return d, nil
 	}
 }
+
+// The work knows when its caller stops waiting, and is not bound by it.
+func TestWorkKnowsItsCallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, _ := newGroup()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		want, _ := ctx.Deadline()
+		_, err := Do(ctx, g, spec("a", "x"), func(ctx context.Context) (bool, error) {
+			if got, ok := CallerDeadline(ctx); !ok || !got.Equal(want) {
+				t.Errorf("deadline is %v, %v; want %v", got, ok, want)
+			}
+			if own, _ := ctx.Deadline(); own.Equal(want) {
+				t.Error("the work is bound by it")
+			}
+			return true, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		_, err = Do(t.Context(), g, spec("b", "x"), func(ctx context.Context) (bool, error) {
+			if _, ok := CallerDeadline(ctx); ok {
+				t.Error("a caller without a deadline has one")
+			}
+			return true, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

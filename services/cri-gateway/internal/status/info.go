@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 
 	"github.com/pelletier/go-toml/v2"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -12,7 +13,16 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/config"
 )
 
-const hubUnavailable = "NRIHubUnavailable"
+const (
+	hubUnavailable = "NRIHubUnavailable"
+
+	// PluginsReady is the condition that tells of the NRI plugins. Kubelet does not act on
+	// it; what watches nodes can.
+	PluginsReady = "NRIPluginsReady"
+
+	pluginsMissing  = "NRIPluginsMissing"
+	pluginsDegraded = "NRIPluginsDegraded"
+)
 
 // AddInfo adds what processes say of themselves to a verbose answer, by their names, in
 // JSON. What cannot be written as JSON is replaced by the error.
@@ -53,4 +63,20 @@ func HubAway(resp *criv1.StatusResponse, failure error) {
 			c.Status, c.Reason, c.Message = false, hubUnavailable, failure.Error()
 		}
 	}
+}
+
+// AddPlugins adds the condition of the NRI plugins: failure says why the hub cannot be
+// called, degraded and missing name plugins that do not answer and required ones that are
+// away.
+func AddPlugins(resp *criv1.StatusResponse, failure error, degraded, missing []string) {
+	c := &criv1.RuntimeCondition{Type: PluginsReady, Status: true}
+	switch {
+	case failure != nil:
+		c.Status, c.Reason, c.Message = false, hubUnavailable, failure.Error()
+	case len(missing) > 0:
+		c.Status, c.Reason, c.Message = false, pluginsMissing, "required plugins are away: "+strings.Join(missing, ", ")
+	case len(degraded) > 0:
+		c.Status, c.Reason, c.Message = false, pluginsDegraded, "plugins do not answer in time: "+strings.Join(degraded, ", ")
+	}
+	resp.Status.Conditions = append(resp.Status.Conditions, c)
 }

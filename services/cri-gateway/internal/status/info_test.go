@@ -3,6 +3,8 @@ package status
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,5 +50,30 @@ func TestHubAway(t *testing.T) {
 	HubAway(away, errors.New("no hub"))
 	if c := away.GetStatus().GetConditions()[0]; c.GetReason() != unreachable {
 		t.Errorf("condition %v, want the first trouble", c)
+	}
+}
+
+func TestPluginsCondition(t *testing.T) {
+	t.Parallel()
+	for want, tt := range map[string]struct {
+		failure           error
+		degraded, missing []string
+	}{
+		"true":                     {},
+		"false NRIHubUnavailable":  {failure: errors.New("away"), missing: []string{"a"}},
+		"false NRIPluginsMissing":  {degraded: []string{"10-b"}, missing: []string{"a"}},
+		"false NRIPluginsDegraded": {degraded: []string{"10-b"}},
+	} {
+		resp := Status(&nodev1.GetStatusResponse{}, nil)
+		before := len(resp.GetStatus().GetConditions())
+		AddPlugins(resp, tt.failure, tt.degraded, tt.missing)
+		all := resp.GetStatus().GetConditions()
+		if len(all) != before+1 {
+			t.Fatalf("conditions are %v", all)
+		}
+		c := all[before]
+		if got := strings.TrimSpace(fmt.Sprint(c.GetStatus(), " ", c.GetReason())); got != want || c.GetType() != PluginsReady {
+			t.Errorf("condition is %v, want %s", c, want)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // Connect keeps the gateway's standing stream: the hub's state goes out first and after
@@ -68,9 +69,11 @@ func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nri
 			Generation:       state.Generation,
 			SubscribedEvents: int32(state.Events),
 			Ready:            state.Ready,
-			Guarded:          state.Guarded,
+			Guards:           s.guards(),
 			Degraded:         names(state.Degraded),
 			Missing:          names(state.Missing),
+
+			IgnoresAnnotations: !s.hub.Required().Annotations,
 		}}})
 	}
 	for {
@@ -96,6 +99,27 @@ func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nri
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// guards are the pods that require plugins. An exemption from some plugins is none from
+// the others, so it does not count here.
+func (s *Service) guards() []*nriv1.Guard {
+	required := s.hub.Required()
+	guard := func(p rule.Selector, exempt bool) *nriv1.Guard {
+		return &nriv1.Guard{
+			Namespaces: p.Namespaces, NotNamespaces: p.NotNamespaces, Labels: p.Labels, Annotations: p.Annotations, Exempt: exempt,
+		}
+	}
+	var list []*nriv1.Guard
+	for _, d := range required.Demands {
+		list = append(list, guard(d.Pods, false))
+	}
+	for _, d := range required.Exempt {
+		if len(d.Plugins) == 0 {
+			list = append(list, guard(d.Pods, true))
+		}
+	}
+	return list
 }
 
 func names(list string) []string {

@@ -16,12 +16,14 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // Hub is what the service serves.
 type Hub interface {
 	Generation() uint64
 	State() (hub.State, <-chan struct{})
+	Required() rule.Required
 	Plugins() []hub.Status
 	Attach(gw hub.Gateway, runtime hub.Runtime) (detach func())
 	Reconcile(ctx context.Context, gw hub.Gateway)

@@ -467,7 +467,7 @@ func TestRequiredByNamespaceLabelAndAnnotation(t *testing.T) {
 	}
 	h := startHub(t, cfg)
 	g := h.connect()
-	if !g.state().GetGuarded() || !slices.Equal(g.state().GetMissing(), []string{"guard", "net"}) {
+	if len(g.state().GetGuards()) != 2 || !slices.Equal(g.state().GetMissing(), []string{"guard", "net"}) {
 		t.Errorf("state is %v", g.state())
 	}
 	annotated := podIn("dev", "p5", nil)

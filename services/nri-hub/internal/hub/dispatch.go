@@ -58,9 +58,9 @@ func (r *request) left(ctx context.Context) (time.Duration, bool) {
 	return max(time.Until(end), 0), true
 }
 
-// minShare is what a plugin gets of a caller's time at least: with less, not even a
-// healthy plugin could answer.
-const minShare = 20 * time.Millisecond
+// minShare is what a plugin gets of a caller's time at least. The request goes on after
+// its caller, so a healthy plugin is not to be passed by for a caller in a hurry.
+const minShare = 250 * time.Millisecond
 
 // share is what one of n plugins gets of the caller's time; zero means that it does not
 // matter. A tenth is left for what comes after the plugins.

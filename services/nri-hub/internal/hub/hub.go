@@ -58,7 +58,6 @@ type State struct {
 	Generation uint64
 	Events     nri.EventMask
 	Ready      bool
-	Guarded    bool   // plugins are required by a rule
 	Degraded   string // names of degraded plugins, with commas
 	Missing    string // names of required plugins that cannot be called now, with commas
 }
@@ -110,6 +109,9 @@ func New(cfg Config, parts Parts) *Hub {
 
 // Generation is the number of this start of the hub.
 func (h *Hub) Generation() uint64 { return h.cfg.Generation }
+
+// Required says which pods require plugins.
+func (h *Hub) Required() rule.Required { return h.cfg.Required }
 
 // State returns what the gateway is to be told, and a channel that is closed when that
 // changes.
@@ -264,7 +266,7 @@ func (h *Hub) refresh() {
 		}
 	}
 	next := State{
-		Generation: h.cfg.Generation, Events: events, Ready: h.settled, Guarded: h.cfg.Required.Any(),
+		Generation: h.cfg.Generation, Events: events, Ready: h.settled,
 		Degraded: strings.Join(sick, ","), Missing: strings.Join(missing, ","),
 	}
 	if next == h.state {

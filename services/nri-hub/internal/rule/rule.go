@@ -7,56 +7,17 @@ package rule
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/internal/podselector"
 )
 
-// Selector chooses pods. The zero value chooses all of them.
-type Selector struct {
-	// Namespaces are names or shell patterns such as "team-*"; empty means all.
-	Namespaces []string
-	// NotNamespaces are left out, whatever Namespaces says.
-	NotNamespaces []string
-	// Labels must all be there; the value "*" stands for any.
-	Labels map[string]string
-	// Annotations must all be there; the value "*" stands for any.
-	Annotations map[string]string
-}
-
-// Match reports whether the pod is one of the chosen.
-func (s Selector) Match(pod *nri.PodSandbox) bool {
-	ns := pod.GetNamespace()
-	if len(s.Namespaces) > 0 && !anyMatches(s.Namespaces, ns) || anyMatches(s.NotNamespaces, ns) {
-		return false
-	}
-	return contains(pod.GetLabels(), s.Labels) && contains(pod.GetAnnotations(), s.Annotations)
-}
-
-// All reports whether the selector chooses every pod.
-func (s Selector) All() bool {
-	return len(s.Namespaces)+len(s.NotNamespaces)+len(s.Labels)+len(s.Annotations) == 0
-}
-
-func anyMatches(patterns []string, name string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool {
-		ok, err := path.Match(p, name)
-		return ok && err == nil
-	})
-}
-
-func contains(have, want map[string]string) bool {
-	for k, v := range want {
-		got, ok := have[k]
-		if !ok || v != "*" && got != v {
-			return false
-		}
-	}
-	return true
-}
+// Selector chooses pods.
+type Selector = podselector.Selector
 
 // Rights are what a plugin may do, and who may be the plugin. The zero value allows
 // everything to everybody.
@@ -95,7 +56,7 @@ func (r Rights) Identify(uid, gid uint32, executable string) error {
 	if len(r.GIDs) > 0 && !slices.Contains(r.GIDs, gid) {
 		return fmt.Errorf("group %d may not be this plugin, only %v", gid, r.GIDs)
 	}
-	if len(r.Executables) > 0 && (executable == "" || !anyMatches(r.Executables, executable)) {
+	if len(r.Executables) > 0 && (executable == "" || !podselector.Any(r.Executables, executable)) {
 		return fmt.Errorf("program %q may not be this plugin, only %q", executable, r.Executables)
 	}
 	return nil
@@ -139,7 +100,7 @@ type Plugins []Plugin
 // For is the first rule whose name matches, or one that says nothing.
 func (ps Plugins) For(index, name string) Plugin {
 	for _, p := range ps {
-		if anyMatches([]string{p.Name}, name) || anyMatches([]string{p.Name}, index+"-"+name) {
+		if podselector.Any([]string{p.Name}, name) || podselector.Any([]string{p.Name}, index+"-"+name) {
 			p.Listed = true
 			return p
 		}

@@ -14,35 +14,6 @@ func pod(namespace string, labels, annotations map[string]string) *nri.PodSandbo
 	return &nri.PodSandbox{Namespace: namespace, Labels: labels, Annotations: annotations}
 }
 
-func TestSelector(t *testing.T) {
-	t.Parallel()
-	web := map[string]string{"app": "web", "tier": "front"}
-	tests := map[string]struct {
-		selector rule.Selector
-		pod      *nri.PodSandbox
-		want     bool
-	}{
-		"zero value":                {rule.Selector{}, pod("a", nil, nil), true},
-		"namespace":                 {rule.Selector{Namespaces: []string{"a", "b"}}, pod("b", nil, nil), true},
-		"another namespace":         {rule.Selector{Namespaces: []string{"a", "b"}}, pod("c", nil, nil), false},
-		"pattern":                   {rule.Selector{Namespaces: []string{"team-*"}}, pod("team-x", nil, nil), true},
-		"left out":                  {rule.Selector{NotNamespaces: []string{"kube-*"}}, pod("kube-system", nil, nil), false},
-		"left out of what is in":    {rule.Selector{Namespaces: []string{"*"}, NotNamespaces: []string{"a"}}, pod("a", nil, nil), false},
-		"label":                     {rule.Selector{Labels: map[string]string{"app": "web"}}, pod("a", web, nil), true},
-		"any value of a label":      {rule.Selector{Labels: map[string]string{"app": "*"}}, pod("a", web, nil), true},
-		"another value":             {rule.Selector{Labels: map[string]string{"app": "db"}}, pod("a", web, nil), false},
-		"missing label":             {rule.Selector{Labels: map[string]string{"zone": "*"}}, pod("a", web, nil), false},
-		"annotation":                {rule.Selector{Annotations: map[string]string{"x": "y"}}, pod("a", nil, map[string]string{"x": "y"}), true},
-		"annotation is no label":    {rule.Selector{Annotations: map[string]string{"app": "web"}}, pod("a", web, nil), false},
-		"all of the parts, not one": {rule.Selector{Namespaces: []string{"b"}, Labels: map[string]string{"app": "web"}}, pod("a", web, nil), false},
-	}
-	for name, tt := range tests {
-		if got := tt.selector.Match(tt.pod); got != tt.want {
-			t.Errorf("%s: %v, want %v", name, got, tt.want)
-		}
-	}
-}
-
 func TestFirstRuleThatMatches(t *testing.T) {
 	t.Parallel()
 	rules := rule.Plugins{

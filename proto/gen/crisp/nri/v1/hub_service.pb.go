@@ -432,15 +432,16 @@ type HubState struct {
 	SubscribedEvents int32 `protobuf:"varint,2,opt,name=subscribed_events,json=subscribedEvents,proto3" json:"subscribed_events,omitempty"`
 	// True once the plugins that were there before, or are required, are back or given up.
 	Ready bool `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
-	// True if a rule of the hub requires plugins: while the hub is away, nothing that needs
-	// them may go on.
-	Guarded bool `protobuf:"varint,4,opt,name=guarded,proto3" json:"guarded,omitempty"`
+	// Pods that require plugins: while the hub is away, they are not made.
+	Guards []*Guard `protobuf:"bytes,4,rep,name=guards,proto3" json:"guards,omitempty"`
 	// Names of the plugins that are degraded.
 	Degraded []string `protobuf:"bytes,5,rep,name=degraded,proto3" json:"degraded,omitempty"`
 	// Names of required plugins that cannot be called now.
-	Missing       []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Missing []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
+	// True if the annotation with which pods can require plugins means nothing to the hub.
+	IgnoresAnnotations bool `protobuf:"varint,7,opt,name=ignores_annotations,json=ignoresAnnotations,proto3" json:"ignores_annotations,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *HubState) Reset() {
@@ -494,11 +495,11 @@ func (x *HubState) GetReady() bool {
 	return false
 }
 
-func (x *HubState) GetGuarded() bool {
+func (x *HubState) GetGuards() []*Guard {
 	if x != nil {
-		return x.Guarded
+		return x.Guards
 	}
-	return false
+	return nil
 }
 
 func (x *HubState) GetDegraded() []string {
@@ -515,6 +516,95 @@ func (x *HubState) GetMissing() []string {
 	return nil
 }
 
+func (x *HubState) GetIgnoresAnnotations() bool {
+	if x != nil {
+		return x.IgnoresAnnotations
+	}
+	return false
+}
+
+// Guard chooses pods that require plugins, or that do not although another guard says so.
+type Guard struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names or shell patterns; none means all.
+	Namespaces []string `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Names or shell patterns that are left out.
+	NotNamespaces []string `protobuf:"bytes,2,rep,name=not_namespaces,json=notNamespaces,proto3" json:"not_namespaces,omitempty"`
+	// Labels that a pod must have; the value "*" stands for any.
+	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Annotations that a pod must have; the value "*" stands for any.
+	Annotations map[string]string `protobuf:"bytes,4,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// True if the pods require nothing.
+	Exempt        bool `protobuf:"varint,5,opt,name=exempt,proto3" json:"exempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guard) Reset() {
+	*x = Guard{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guard) ProtoMessage() {}
+
+func (x *Guard) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guard.ProtoReflect.Descriptor instead.
+func (*Guard) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Guard) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Guard) GetNotNamespaces() []string {
+	if x != nil {
+		return x.NotNamespaces
+	}
+	return nil
+}
+
+func (x *Guard) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Guard) GetAnnotations() map[string]string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *Guard) GetExempt() bool {
+	if x != nil {
+		return x.Exempt
+	}
+	return false
+}
+
 // InventoryRequest asks for one consistent snapshot of all pods and containers.
 type InventoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -526,7 +616,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +628,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +641,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{6}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InventoryRequest) GetRequestId() uint64 {
@@ -578,7 +668,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +680,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +693,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{7}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpdateRequest) GetRequestId() uint64 {
@@ -643,7 +733,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +745,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +758,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{8}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
 }
 
 // GetStatusResponse lists the plugins.
@@ -686,7 +776,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +788,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +801,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetStatusResponse) GetGeneration() uint64 {
@@ -794,7 +884,7 @@ type PluginStatus struct {
 
 func (x *PluginStatus) Reset() {
 	*x = PluginStatus{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +896,7 @@ func (x *PluginStatus) String() string {
 func (*PluginStatus) ProtoMessage() {}
 
 func (x *PluginStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +909,7 @@ func (x *PluginStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginStatus.ProtoReflect.Descriptor instead.
 func (*PluginStatus) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PluginStatus) GetIndex() string {
@@ -1010,7 +1100,7 @@ type DryRunRequest struct {
 
 func (x *DryRunRequest) Reset() {
 	*x = DryRunRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1112,7 @@ func (x *DryRunRequest) String() string {
 func (*DryRunRequest) ProtoMessage() {}
 
 func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1125,7 @@ func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunRequest.ProtoReflect.Descriptor instead.
 func (*DryRunRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DryRunRequest) GetPod() *api.PodSandbox {
@@ -1067,7 +1157,7 @@ type DryRunResponse struct {
 
 func (x *DryRunResponse) Reset() {
 	*x = DryRunResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1169,7 @@ func (x *DryRunResponse) String() string {
 func (*DryRunResponse) ProtoMessage() {}
 
 func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1182,7 @@ func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunResponse.ProtoReflect.Descriptor instead.
 func (*DryRunResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DryRunResponse) GetResponse() *api.CreateContainerResponse {
@@ -1143,7 +1233,7 @@ type PluginChange struct {
 
 func (x *PluginChange) Reset() {
 	*x = PluginChange{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1245,7 @@ func (x *PluginChange) String() string {
 func (*PluginChange) ProtoMessage() {}
 
 func (x *PluginChange) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1258,7 @@ func (x *PluginChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginChange.ProtoReflect.Descriptor instead.
 func (*PluginChange) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PluginChange) GetPlugin() string {
@@ -1250,7 +1340,7 @@ type RunPodSandboxRequest struct {
 
 func (x *RunPodSandboxRequest) Reset() {
 	*x = RunPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1352,7 @@ func (x *RunPodSandboxRequest) String() string {
 func (*RunPodSandboxRequest) ProtoMessage() {}
 
 func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1365,7 @@ func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunPodSandboxRequest) GetGeneration() uint64 {
@@ -1310,7 +1400,7 @@ type RunPodSandboxResponse struct {
 
 func (x *RunPodSandboxResponse) Reset() {
 	*x = RunPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1412,7 @@ func (x *RunPodSandboxResponse) String() string {
 func (*RunPodSandboxResponse) ProtoMessage() {}
 
 func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1425,7 @@ func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RunPodSandboxResponse) GetResponse() *api.RunPodSandboxResponse {
@@ -1361,7 +1451,7 @@ type UpdatePodSandboxRequest struct {
 
 func (x *UpdatePodSandboxRequest) Reset() {
 	*x = UpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1463,7 @@ func (x *UpdatePodSandboxRequest) String() string {
 func (*UpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1476,7 @@ func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1421,7 +1511,7 @@ type UpdatePodSandboxResponse struct {
 
 func (x *UpdatePodSandboxResponse) Reset() {
 	*x = UpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1523,7 @@ func (x *UpdatePodSandboxResponse) String() string {
 func (*UpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1536,7 @@ func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UpdatePodSandboxResponse) GetResponse() *api.UpdatePodSandboxResponse {
@@ -1469,7 +1559,7 @@ type PostUpdatePodSandboxRequest struct {
 
 func (x *PostUpdatePodSandboxRequest) Reset() {
 	*x = PostUpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1571,7 @@ func (x *PostUpdatePodSandboxRequest) String() string {
 func (*PostUpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1584,7 @@ func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PostUpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1522,7 +1612,7 @@ type PostUpdatePodSandboxResponse struct {
 
 func (x *PostUpdatePodSandboxResponse) Reset() {
 	*x = PostUpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1624,7 @@ func (x *PostUpdatePodSandboxResponse) String() string {
 func (*PostUpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1637,7 @@ func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PostUpdatePodSandboxResponse) GetResponse() *api.PostUpdatePodSandboxResponse {
@@ -1570,7 +1660,7 @@ type StopPodSandboxRequest struct {
 
 func (x *StopPodSandboxRequest) Reset() {
 	*x = StopPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1672,7 @@ func (x *StopPodSandboxRequest) String() string {
 func (*StopPodSandboxRequest) ProtoMessage() {}
 
 func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1685,7 @@ func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopPodSandboxRequest) GetGeneration() uint64 {
@@ -1623,7 +1713,7 @@ type StopPodSandboxResponse struct {
 
 func (x *StopPodSandboxResponse) Reset() {
 	*x = StopPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1725,7 @@ func (x *StopPodSandboxResponse) String() string {
 func (*StopPodSandboxResponse) ProtoMessage() {}
 
 func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1738,7 @@ func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopPodSandboxResponse) GetResponse() *api.StopPodSandboxResponse {
@@ -1671,7 +1761,7 @@ type RemovePodSandboxRequest struct {
 
 func (x *RemovePodSandboxRequest) Reset() {
 	*x = RemovePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1773,7 @@ func (x *RemovePodSandboxRequest) String() string {
 func (*RemovePodSandboxRequest) ProtoMessage() {}
 
 func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1786,7 @@ func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemovePodSandboxRequest) GetGeneration() uint64 {
@@ -1724,7 +1814,7 @@ type RemovePodSandboxResponse struct {
 
 func (x *RemovePodSandboxResponse) Reset() {
 	*x = RemovePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1826,7 @@ func (x *RemovePodSandboxResponse) String() string {
 func (*RemovePodSandboxResponse) ProtoMessage() {}
 
 func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1839,7 @@ func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RemovePodSandboxResponse) GetResponse() *api.RemovePodSandboxResponse {
@@ -1775,7 +1865,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1877,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1890,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateContainerRequest) GetGeneration() uint64 {
@@ -1835,7 +1925,7 @@ type CreateContainerResponse struct {
 
 func (x *CreateContainerResponse) Reset() {
 	*x = CreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1937,7 @@ func (x *CreateContainerResponse) String() string {
 func (*CreateContainerResponse) ProtoMessage() {}
 
 func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1950,7 @@ func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateContainerResponse) GetResponse() *api.CreateContainerResponse {
@@ -1883,7 +1973,7 @@ type PostCreateContainerRequest struct {
 
 func (x *PostCreateContainerRequest) Reset() {
 	*x = PostCreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +1985,7 @@ func (x *PostCreateContainerRequest) String() string {
 func (*PostCreateContainerRequest) ProtoMessage() {}
 
 func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +1998,7 @@ func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PostCreateContainerRequest) GetGeneration() uint64 {
@@ -1936,7 +2026,7 @@ type PostCreateContainerResponse struct {
 
 func (x *PostCreateContainerResponse) Reset() {
 	*x = PostCreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2038,7 @@ func (x *PostCreateContainerResponse) String() string {
 func (*PostCreateContainerResponse) ProtoMessage() {}
 
 func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2051,7 @@ func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PostCreateContainerResponse) GetResponse() *api.PostCreateContainerResponse {
@@ -1987,7 +2077,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2089,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2102,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartContainerRequest) GetGeneration() uint64 {
@@ -2047,7 +2137,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2149,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2162,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StartContainerResponse) GetResponse() *api.StartContainerResponse {
@@ -2095,7 +2185,7 @@ type PostStartContainerRequest struct {
 
 func (x *PostStartContainerRequest) Reset() {
 	*x = PostStartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2197,7 @@ func (x *PostStartContainerRequest) String() string {
 func (*PostStartContainerRequest) ProtoMessage() {}
 
 func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2210,7 @@ func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostStartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PostStartContainerRequest) GetGeneration() uint64 {
@@ -2148,7 +2238,7 @@ type PostStartContainerResponse struct {
 
 func (x *PostStartContainerResponse) Reset() {
 	*x = PostStartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2250,7 @@ func (x *PostStartContainerResponse) String() string {
 func (*PostStartContainerResponse) ProtoMessage() {}
 
 func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2263,7 @@ func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostStartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PostStartContainerResponse) GetResponse() *api.PostStartContainerResponse {
@@ -2199,7 +2289,7 @@ type UpdateContainerRequest struct {
 
 func (x *UpdateContainerRequest) Reset() {
 	*x = UpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2301,7 @@ func (x *UpdateContainerRequest) String() string {
 func (*UpdateContainerRequest) ProtoMessage() {}
 
 func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2314,7 @@ func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UpdateContainerRequest) GetGeneration() uint64 {
@@ -2259,7 +2349,7 @@ type UpdateContainerResponse struct {
 
 func (x *UpdateContainerResponse) Reset() {
 	*x = UpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2361,7 @@ func (x *UpdateContainerResponse) String() string {
 func (*UpdateContainerResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2374,7 @@ func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdateContainerResponse) GetResponse() *api.UpdateContainerResponse {
@@ -2307,7 +2397,7 @@ type PostUpdateContainerRequest struct {
 
 func (x *PostUpdateContainerRequest) Reset() {
 	*x = PostUpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2409,7 @@ func (x *PostUpdateContainerRequest) String() string {
 func (*PostUpdateContainerRequest) ProtoMessage() {}
 
 func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2422,7 @@ func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PostUpdateContainerRequest) GetGeneration() uint64 {
@@ -2360,7 +2450,7 @@ type PostUpdateContainerResponse struct {
 
 func (x *PostUpdateContainerResponse) Reset() {
 	*x = PostUpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2462,7 @@ func (x *PostUpdateContainerResponse) String() string {
 func (*PostUpdateContainerResponse) ProtoMessage() {}
 
 func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2475,7 @@ func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PostUpdateContainerResponse) GetResponse() *api.PostUpdateContainerResponse {
@@ -2408,7 +2498,7 @@ type StopContainerRequest struct {
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2510,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2523,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StopContainerRequest) GetGeneration() uint64 {
@@ -2461,7 +2551,7 @@ type StopContainerResponse struct {
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2563,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2576,7 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StopContainerResponse) GetResponse() *api.StopContainerResponse {
@@ -2509,7 +2599,7 @@ type RemoveContainerRequest struct {
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2611,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2624,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveContainerRequest) GetGeneration() uint64 {
@@ -2562,7 +2652,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2664,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2677,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveContainerResponse) GetResponse() *api.RemoveContainerResponse {
@@ -2627,16 +2717,31 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x16.crisp.nri.v1.HubStateH\x00R\x05state\x12M\n" +
 	"\x11inventory_request\x18\x02 \x01(\v2\x1e.crisp.nri.v1.InventoryRequestH\x00R\x10inventoryRequest\x12D\n" +
 	"\x0eupdate_request\x18\x03 \x01(\v2\x1b.crisp.nri.v1.UpdateRequestH\x00R\rupdateRequestB\t\n" +
-	"\amessage\"\xbd\x01\n" +
+	"\amessage\"\x81\x02\n" +
 	"\bHubState\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12+\n" +
 	"\x11subscribed_events\x18\x02 \x01(\x05R\x10subscribedEvents\x12\x14\n" +
-	"\x05ready\x18\x03 \x01(\bR\x05ready\x12\x18\n" +
-	"\aguarded\x18\x04 \x01(\bR\aguarded\x12\x1a\n" +
+	"\x05ready\x18\x03 \x01(\bR\x05ready\x12+\n" +
+	"\x06guards\x18\x04 \x03(\v2\x13.crisp.nri.v1.GuardR\x06guards\x12\x1a\n" +
 	"\bdegraded\x18\x05 \x03(\tR\bdegraded\x12\x18\n" +
-	"\amissing\x18\x06 \x03(\tR\amissing\"1\n" +
+	"\amissing\x18\x06 \x03(\tR\amissing\x12/\n" +
+	"\x13ignores_annotations\x18\a \x01(\bR\x12ignoresAnnotations\"\xe2\x02\n" +
+	"\x05Guard\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x01 \x03(\tR\n" +
+	"namespaces\x12%\n" +
+	"\x0enot_namespaces\x18\x02 \x03(\tR\rnotNamespaces\x127\n" +
+	"\x06labels\x18\x03 \x03(\v2\x1f.crisp.nri.v1.Guard.LabelsEntryR\x06labels\x12F\n" +
+	"\vannotations\x18\x04 \x03(\v2$.crisp.nri.v1.Guard.AnnotationsEntryR\vannotations\x12\x16\n" +
+	"\x06exempt\x18\x05 \x01(\bR\x06exempt\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
+	"\x10AnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"1\n" +
 	"\x10InventoryRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\"\xce\x01\n" +
@@ -2836,7 +2941,7 @@ func file_crisp_nri_v1_hub_service_proto_rawDescGZIP() []byte {
 	return file_crisp_nri_v1_hub_service_proto_rawDescData
 }
 
-var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*ConnectRequest)(nil),                   // 0: crisp.nri.v1.ConnectRequest
 	(*Hello)(nil),                            // 1: crisp.nri.v1.Hello
@@ -2844,151 +2949,157 @@ var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*UpdateResult)(nil),                     // 3: crisp.nri.v1.UpdateResult
 	(*ConnectResponse)(nil),                  // 4: crisp.nri.v1.ConnectResponse
 	(*HubState)(nil),                         // 5: crisp.nri.v1.HubState
-	(*InventoryRequest)(nil),                 // 6: crisp.nri.v1.InventoryRequest
-	(*UpdateRequest)(nil),                    // 7: crisp.nri.v1.UpdateRequest
-	(*GetStatusRequest)(nil),                 // 8: crisp.nri.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),                // 9: crisp.nri.v1.GetStatusResponse
-	(*PluginStatus)(nil),                     // 10: crisp.nri.v1.PluginStatus
-	(*DryRunRequest)(nil),                    // 11: crisp.nri.v1.DryRunRequest
-	(*DryRunResponse)(nil),                   // 12: crisp.nri.v1.DryRunResponse
-	(*PluginChange)(nil),                     // 13: crisp.nri.v1.PluginChange
-	(*RunPodSandboxRequest)(nil),             // 14: crisp.nri.v1.RunPodSandboxRequest
-	(*RunPodSandboxResponse)(nil),            // 15: crisp.nri.v1.RunPodSandboxResponse
-	(*UpdatePodSandboxRequest)(nil),          // 16: crisp.nri.v1.UpdatePodSandboxRequest
-	(*UpdatePodSandboxResponse)(nil),         // 17: crisp.nri.v1.UpdatePodSandboxResponse
-	(*PostUpdatePodSandboxRequest)(nil),      // 18: crisp.nri.v1.PostUpdatePodSandboxRequest
-	(*PostUpdatePodSandboxResponse)(nil),     // 19: crisp.nri.v1.PostUpdatePodSandboxResponse
-	(*StopPodSandboxRequest)(nil),            // 20: crisp.nri.v1.StopPodSandboxRequest
-	(*StopPodSandboxResponse)(nil),           // 21: crisp.nri.v1.StopPodSandboxResponse
-	(*RemovePodSandboxRequest)(nil),          // 22: crisp.nri.v1.RemovePodSandboxRequest
-	(*RemovePodSandboxResponse)(nil),         // 23: crisp.nri.v1.RemovePodSandboxResponse
-	(*CreateContainerRequest)(nil),           // 24: crisp.nri.v1.CreateContainerRequest
-	(*CreateContainerResponse)(nil),          // 25: crisp.nri.v1.CreateContainerResponse
-	(*PostCreateContainerRequest)(nil),       // 26: crisp.nri.v1.PostCreateContainerRequest
-	(*PostCreateContainerResponse)(nil),      // 27: crisp.nri.v1.PostCreateContainerResponse
-	(*StartContainerRequest)(nil),            // 28: crisp.nri.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 29: crisp.nri.v1.StartContainerResponse
-	(*PostStartContainerRequest)(nil),        // 30: crisp.nri.v1.PostStartContainerRequest
-	(*PostStartContainerResponse)(nil),       // 31: crisp.nri.v1.PostStartContainerResponse
-	(*UpdateContainerRequest)(nil),           // 32: crisp.nri.v1.UpdateContainerRequest
-	(*UpdateContainerResponse)(nil),          // 33: crisp.nri.v1.UpdateContainerResponse
-	(*PostUpdateContainerRequest)(nil),       // 34: crisp.nri.v1.PostUpdateContainerRequest
-	(*PostUpdateContainerResponse)(nil),      // 35: crisp.nri.v1.PostUpdateContainerResponse
-	(*StopContainerRequest)(nil),             // 36: crisp.nri.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 37: crisp.nri.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 38: crisp.nri.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 39: crisp.nri.v1.RemoveContainerResponse
-	(*api.PodSandbox)(nil),                   // 40: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 41: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerUpdate)(nil),              // 42: nri.pkg.api.v1alpha1.ContainerUpdate
-	(*api.ContainerEviction)(nil),            // 43: nri.pkg.api.v1alpha1.ContainerEviction
-	(*api.CreateContainerResponse)(nil),      // 44: nri.pkg.api.v1alpha1.CreateContainerResponse
-	(*api.RunPodSandboxRequest)(nil),         // 45: nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	(*api.RunPodSandboxResponse)(nil),        // 46: nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	(*api.UpdatePodSandboxRequest)(nil),      // 47: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	(*api.UpdatePodSandboxResponse)(nil),     // 48: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	(*api.PostUpdatePodSandboxRequest)(nil),  // 49: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	(*api.PostUpdatePodSandboxResponse)(nil), // 50: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	(*api.StopPodSandboxRequest)(nil),        // 51: nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	(*api.StopPodSandboxResponse)(nil),       // 52: nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	(*api.RemovePodSandboxRequest)(nil),      // 53: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	(*api.RemovePodSandboxResponse)(nil),     // 54: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	(*api.CreateContainerRequest)(nil),       // 55: nri.pkg.api.v1alpha1.CreateContainerRequest
-	(*api.PostCreateContainerRequest)(nil),   // 56: nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	(*api.PostCreateContainerResponse)(nil),  // 57: nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	(*api.StartContainerRequest)(nil),        // 58: nri.pkg.api.v1alpha1.StartContainerRequest
-	(*api.StartContainerResponse)(nil),       // 59: nri.pkg.api.v1alpha1.StartContainerResponse
-	(*api.PostStartContainerRequest)(nil),    // 60: nri.pkg.api.v1alpha1.PostStartContainerRequest
-	(*api.PostStartContainerResponse)(nil),   // 61: nri.pkg.api.v1alpha1.PostStartContainerResponse
-	(*api.UpdateContainerRequest)(nil),       // 62: nri.pkg.api.v1alpha1.UpdateContainerRequest
-	(*api.UpdateContainerResponse)(nil),      // 63: nri.pkg.api.v1alpha1.UpdateContainerResponse
-	(*api.PostUpdateContainerRequest)(nil),   // 64: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	(*api.PostUpdateContainerResponse)(nil),  // 65: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	(*api.StopContainerRequest)(nil),         // 66: nri.pkg.api.v1alpha1.StopContainerRequest
-	(*api.StopContainerResponse)(nil),        // 67: nri.pkg.api.v1alpha1.StopContainerResponse
-	(*api.RemoveContainerRequest)(nil),       // 68: nri.pkg.api.v1alpha1.RemoveContainerRequest
-	(*api.RemoveContainerResponse)(nil),      // 69: nri.pkg.api.v1alpha1.RemoveContainerResponse
+	(*Guard)(nil),                            // 6: crisp.nri.v1.Guard
+	(*InventoryRequest)(nil),                 // 7: crisp.nri.v1.InventoryRequest
+	(*UpdateRequest)(nil),                    // 8: crisp.nri.v1.UpdateRequest
+	(*GetStatusRequest)(nil),                 // 9: crisp.nri.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),                // 10: crisp.nri.v1.GetStatusResponse
+	(*PluginStatus)(nil),                     // 11: crisp.nri.v1.PluginStatus
+	(*DryRunRequest)(nil),                    // 12: crisp.nri.v1.DryRunRequest
+	(*DryRunResponse)(nil),                   // 13: crisp.nri.v1.DryRunResponse
+	(*PluginChange)(nil),                     // 14: crisp.nri.v1.PluginChange
+	(*RunPodSandboxRequest)(nil),             // 15: crisp.nri.v1.RunPodSandboxRequest
+	(*RunPodSandboxResponse)(nil),            // 16: crisp.nri.v1.RunPodSandboxResponse
+	(*UpdatePodSandboxRequest)(nil),          // 17: crisp.nri.v1.UpdatePodSandboxRequest
+	(*UpdatePodSandboxResponse)(nil),         // 18: crisp.nri.v1.UpdatePodSandboxResponse
+	(*PostUpdatePodSandboxRequest)(nil),      // 19: crisp.nri.v1.PostUpdatePodSandboxRequest
+	(*PostUpdatePodSandboxResponse)(nil),     // 20: crisp.nri.v1.PostUpdatePodSandboxResponse
+	(*StopPodSandboxRequest)(nil),            // 21: crisp.nri.v1.StopPodSandboxRequest
+	(*StopPodSandboxResponse)(nil),           // 22: crisp.nri.v1.StopPodSandboxResponse
+	(*RemovePodSandboxRequest)(nil),          // 23: crisp.nri.v1.RemovePodSandboxRequest
+	(*RemovePodSandboxResponse)(nil),         // 24: crisp.nri.v1.RemovePodSandboxResponse
+	(*CreateContainerRequest)(nil),           // 25: crisp.nri.v1.CreateContainerRequest
+	(*CreateContainerResponse)(nil),          // 26: crisp.nri.v1.CreateContainerResponse
+	(*PostCreateContainerRequest)(nil),       // 27: crisp.nri.v1.PostCreateContainerRequest
+	(*PostCreateContainerResponse)(nil),      // 28: crisp.nri.v1.PostCreateContainerResponse
+	(*StartContainerRequest)(nil),            // 29: crisp.nri.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 30: crisp.nri.v1.StartContainerResponse
+	(*PostStartContainerRequest)(nil),        // 31: crisp.nri.v1.PostStartContainerRequest
+	(*PostStartContainerResponse)(nil),       // 32: crisp.nri.v1.PostStartContainerResponse
+	(*UpdateContainerRequest)(nil),           // 33: crisp.nri.v1.UpdateContainerRequest
+	(*UpdateContainerResponse)(nil),          // 34: crisp.nri.v1.UpdateContainerResponse
+	(*PostUpdateContainerRequest)(nil),       // 35: crisp.nri.v1.PostUpdateContainerRequest
+	(*PostUpdateContainerResponse)(nil),      // 36: crisp.nri.v1.PostUpdateContainerResponse
+	(*StopContainerRequest)(nil),             // 37: crisp.nri.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 38: crisp.nri.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 39: crisp.nri.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 40: crisp.nri.v1.RemoveContainerResponse
+	nil,                                      // 41: crisp.nri.v1.Guard.LabelsEntry
+	nil,                                      // 42: crisp.nri.v1.Guard.AnnotationsEntry
+	(*api.PodSandbox)(nil),                   // 43: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 44: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerUpdate)(nil),              // 45: nri.pkg.api.v1alpha1.ContainerUpdate
+	(*api.ContainerEviction)(nil),            // 46: nri.pkg.api.v1alpha1.ContainerEviction
+	(*api.CreateContainerResponse)(nil),      // 47: nri.pkg.api.v1alpha1.CreateContainerResponse
+	(*api.RunPodSandboxRequest)(nil),         // 48: nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	(*api.RunPodSandboxResponse)(nil),        // 49: nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	(*api.UpdatePodSandboxRequest)(nil),      // 50: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	(*api.UpdatePodSandboxResponse)(nil),     // 51: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	(*api.PostUpdatePodSandboxRequest)(nil),  // 52: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	(*api.PostUpdatePodSandboxResponse)(nil), // 53: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	(*api.StopPodSandboxRequest)(nil),        // 54: nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	(*api.StopPodSandboxResponse)(nil),       // 55: nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	(*api.RemovePodSandboxRequest)(nil),      // 56: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	(*api.RemovePodSandboxResponse)(nil),     // 57: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	(*api.CreateContainerRequest)(nil),       // 58: nri.pkg.api.v1alpha1.CreateContainerRequest
+	(*api.PostCreateContainerRequest)(nil),   // 59: nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	(*api.PostCreateContainerResponse)(nil),  // 60: nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	(*api.StartContainerRequest)(nil),        // 61: nri.pkg.api.v1alpha1.StartContainerRequest
+	(*api.StartContainerResponse)(nil),       // 62: nri.pkg.api.v1alpha1.StartContainerResponse
+	(*api.PostStartContainerRequest)(nil),    // 63: nri.pkg.api.v1alpha1.PostStartContainerRequest
+	(*api.PostStartContainerResponse)(nil),   // 64: nri.pkg.api.v1alpha1.PostStartContainerResponse
+	(*api.UpdateContainerRequest)(nil),       // 65: nri.pkg.api.v1alpha1.UpdateContainerRequest
+	(*api.UpdateContainerResponse)(nil),      // 66: nri.pkg.api.v1alpha1.UpdateContainerResponse
+	(*api.PostUpdateContainerRequest)(nil),   // 67: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	(*api.PostUpdateContainerResponse)(nil),  // 68: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	(*api.StopContainerRequest)(nil),         // 69: nri.pkg.api.v1alpha1.StopContainerRequest
+	(*api.StopContainerResponse)(nil),        // 70: nri.pkg.api.v1alpha1.StopContainerResponse
+	(*api.RemoveContainerRequest)(nil),       // 71: nri.pkg.api.v1alpha1.RemoveContainerRequest
+	(*api.RemoveContainerResponse)(nil),      // 72: nri.pkg.api.v1alpha1.RemoveContainerResponse
 }
 var file_crisp_nri_v1_hub_service_proto_depIdxs = []int32{
 	1,  // 0: crisp.nri.v1.ConnectRequest.hello:type_name -> crisp.nri.v1.Hello
 	2,  // 1: crisp.nri.v1.ConnectRequest.inventory:type_name -> crisp.nri.v1.InventoryChunk
 	3,  // 2: crisp.nri.v1.ConnectRequest.update_result:type_name -> crisp.nri.v1.UpdateResult
-	40, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	41, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	42, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	43, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	44, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	45, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
 	5,  // 6: crisp.nri.v1.ConnectResponse.state:type_name -> crisp.nri.v1.HubState
-	6,  // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
-	7,  // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
-	42, // 9: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	43, // 10: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
-	10, // 11: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
-	40, // 12: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	41, // 13: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
-	44, // 14: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	13, // 15: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
-	45, // 16: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	46, // 17: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	47, // 18: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	48, // 19: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	49, // 20: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	50, // 21: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	51, // 22: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	52, // 23: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	53, // 24: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	54, // 25: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	55, // 26: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
-	44, // 27: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	56, // 28: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	57, // 29: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	58, // 30: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
-	59, // 31: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
-	60, // 32: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
-	61, // 33: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
-	62, // 34: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
-	63, // 35: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
-	64, // 36: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	65, // 37: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	66, // 38: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
-	67, // 39: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
-	68, // 40: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
-	69, // 41: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
-	0,  // 42: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
-	8,  // 43: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
-	11, // 44: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
-	14, // 45: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
-	16, // 46: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
-	18, // 47: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
-	20, // 48: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
-	22, // 49: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
-	24, // 50: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
-	26, // 51: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
-	28, // 52: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
-	30, // 53: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
-	32, // 54: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
-	34, // 55: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
-	36, // 56: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
-	38, // 57: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
-	4,  // 58: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
-	9,  // 59: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
-	12, // 60: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
-	15, // 61: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
-	17, // 62: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
-	19, // 63: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
-	21, // 64: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
-	23, // 65: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
-	25, // 66: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
-	27, // 67: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
-	29, // 68: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
-	31, // 69: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
-	33, // 70: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
-	35, // 71: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
-	37, // 72: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
-	39, // 73: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
-	58, // [58:74] is the sub-list for method output_type
-	42, // [42:58] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	7,  // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
+	8,  // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
+	6,  // 9: crisp.nri.v1.HubState.guards:type_name -> crisp.nri.v1.Guard
+	41, // 10: crisp.nri.v1.Guard.labels:type_name -> crisp.nri.v1.Guard.LabelsEntry
+	42, // 11: crisp.nri.v1.Guard.annotations:type_name -> crisp.nri.v1.Guard.AnnotationsEntry
+	45, // 12: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	46, // 13: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	11, // 14: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
+	43, // 15: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	44, // 16: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	47, // 17: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	14, // 18: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
+	48, // 19: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	49, // 20: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	50, // 21: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	51, // 22: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	52, // 23: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	53, // 24: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	54, // 25: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	55, // 26: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	56, // 27: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	57, // 28: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	58, // 29: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
+	47, // 30: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	59, // 31: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	60, // 32: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	61, // 33: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
+	62, // 34: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
+	63, // 35: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
+	64, // 36: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
+	65, // 37: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
+	66, // 38: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
+	67, // 39: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	68, // 40: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	69, // 41: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
+	70, // 42: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
+	71, // 43: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
+	72, // 44: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
+	0,  // 45: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
+	9,  // 46: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
+	12, // 47: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
+	15, // 48: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
+	17, // 49: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
+	19, // 50: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
+	21, // 51: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
+	23, // 52: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
+	25, // 53: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
+	27, // 54: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
+	29, // 55: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
+	31, // 56: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
+	33, // 57: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
+	35, // 58: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
+	37, // 59: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
+	39, // 60: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
+	4,  // 61: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
+	10, // 62: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
+	13, // 63: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
+	16, // 64: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
+	18, // 65: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
+	20, // 66: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
+	22, // 67: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
+	24, // 68: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
+	26, // 69: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
+	28, // 70: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
+	30, // 71: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
+	32, // 72: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
+	34, // 73: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
+	36, // 74: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
+	38, // 75: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
+	40, // 76: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
+	61, // [61:77] is the sub-list for method output_type
+	45, // [45:61] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_crisp_nri_v1_hub_service_proto_init() }
@@ -3006,14 +3117,14 @@ func file_crisp_nri_v1_hub_service_proto_init() {
 		(*ConnectResponse_InventoryRequest)(nil),
 		(*ConnectResponse_UpdateRequest)(nil),
 	}
-	file_crisp_nri_v1_hub_service_proto_msgTypes[10].OneofWrappers = []any{}
+	file_crisp_nri_v1_hub_service_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_nri_v1_hub_service_proto_rawDesc), len(file_crisp_nri_v1_hub_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -52,6 +52,10 @@ type self struct{}
 
 func (self) Able(context.Context) error { return nil }
 
+func (self) Plugins(context.Context) (enabled bool, failure error, degraded, missing []string) {
+	return true, nil, nil, []string{"guard"}
+}
+
 func (self) Info(context.Context) map[string]any { return map[string]any{"cri-gateway": "well"} }
 
 type bench struct {

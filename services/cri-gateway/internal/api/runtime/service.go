@@ -44,6 +44,9 @@ type Self interface {
 	// Able returns why calls would be refused although sandboxd is ready; nil if they
 	// would not.
 	Able(ctx context.Context) error
+	// Plugins says whether there are plugins at all, why they cannot be called, which do
+	// not answer and which required ones are away.
+	Plugins(ctx context.Context) (enabled bool, failure error, degraded, missing []string)
 	// Info describes the processes for people, by their names.
 	Info(ctx context.Context) map[string]any
 }
