@@ -66,8 +66,17 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 	return lifecycle.Run(ctx, tel.Log, a.Parts()...)
 }
 
+// Option changes what New builds.
+type Option func(*plugin.Config)
+
+// WithNRIVersion sets the NRI version that plugins are told, which is else the one of the
+// build. It is for tests.
+func WithNRIVersion(version string) Option {
+	return func(c *plugin.Config) { c.NRIVersion = version }
+}
+
 // New builds everything and starts nothing.
-func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
+func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, error) {
 	metrics, err := plugin.NewMetrics(tel.Registry)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
@@ -104,12 +113,16 @@ func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
 		TimedOut:  metrics.TimedOut,
 		Audit:     a.trail.Record,
 	})
-	a.plugins = plugin.NewServer(plugin.Config{
+	connections := plugin.Config{
 		RegistrationTimeout: cfg.Timeouts.Registration.Std(),
 		AnnouncedTimeout:    cfg.Timeouts.Announced.Std(),
 		RequestTimeout:      cfg.Timeouts.Request.Std(),
 		NRIVersion:          nriVersion(),
-	}, plugin.Parts{
+	}
+	for _, o := range opts {
+		o(&connections)
+	}
+	a.plugins = plugin.NewServer(connections, plugin.Parts{
 		Log:           tel.Log,
 		Tracer:        tel.Tracer,
 		Metrics:       metrics,
