@@ -3,8 +3,9 @@
 //
 // The protocol is that of containerd's shims, version 2: "start" reads BootstrapParams from
 // the standard input, leaves the shim behind and prints where it listens; "delete" removes
-// what a dead shim left of a container; without action the program is the shim itself, with
-// its socket as descriptor 3. All containers of a pod, by the annotations of the bundle, get
+// what a dead shim left of a container. The process of "start" is split in two, of which one
+// becomes the shim; where that is not possible it starts the program anew, without action and
+// with the socket as descriptor 3. All containers of a pod, by the annotations of the bundle, get
 // the same shim.
 //
 // The shim is made to be one of many on a node: it keeps no caches, gives memory back when it
@@ -73,7 +74,7 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	case i.action == "delete":
 		return remove(ctx, i, stdout)
 	case i.action == "":
-		return serve(ctx, i)
+		return serveInherited(ctx, i)
 	default:
 		return fmt.Errorf("action %q: %w", i.action, errdefs.ErrInvalidArgument)
 	}

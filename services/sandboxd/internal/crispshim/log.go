@@ -21,7 +21,12 @@ func openLog(debug bool) (*slog.Logger, error) {
 	// is no broken pipe; without blocking, so that a full pipe holds nobody up.
 	fd, err := unix.Open(logFIFO, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return slog.New(slog.DiscardHandler), nil
+		// Nobody reads; the standard error is the start command's.
+		fd, err := unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = errors.Join(unix.Dup2(fd, int(os.Stderr.Fd())), unix.Close(fd))
+		}
+		return slog.New(slog.DiscardHandler), err
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: logFIFO, Err: err}

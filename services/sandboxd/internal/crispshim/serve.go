@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -30,6 +31,8 @@ import (
 const (
 	// socketFD is the descriptor at which the start command passes the socket.
 	socketFD = 3
+	// maxProcs keeps the threads few, which each cost memory.
+	maxProcs = 2
 	// gcPercent keeps the heap close to what is in use.
 	gcPercent = 30
 	// flushTime bounds the sending of the last events when the shim ends.
@@ -38,10 +41,22 @@ const (
 	answersTime = 500 * time.Millisecond
 )
 
-// serve is the shim itself. It returns when the shim was told to end.
-func serve(ctx context.Context, i invocation) error {
+// serveInherited is the shim with the socket that the start command made.
+func serveInherited(ctx context.Context, i invocation) error {
+	l, err := net.FileListener(os.NewFile(socketFD, "socket"))
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	return serve(ctx, i, l, func() error { return nil })
+}
+
+// serve is the shim itself, which listens on l. ready is called when nothing can fail any
+// more, and before the service, so that who is told can connect meanwhile. serve returns when
+// the shim was told to end.
+func serve(ctx context.Context, i invocation, l net.Listener, ready func() error) error {
+	runtime.GOMAXPROCS(maxProcs)
 	debug.SetGCPercent(gcPercent)
-	log, err := openLog(i.debug)
+	wd, err := os.Getwd()
 	if err != nil {
 		return err
 	}
@@ -49,12 +64,11 @@ func serve(ctx context.Context, i invocation) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("child subreaper: %w", err)
 	}
-	l, err := net.FileListener(os.NewFile(socketFD, "socket"))
+	log, err := openLog(i.debug)
 	if err != nil {
-		return fmt.Errorf("socket: %w", err)
+		return err
 	}
-	wd, err := os.Getwd()
-	if err != nil {
+	if err := ready(); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)

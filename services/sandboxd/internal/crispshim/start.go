@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/cgroup"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/early"
 )
 
 const (
@@ -65,6 +66,9 @@ func start(ctx context.Context, i invocation, stdin io.Reader, stdout io.Writer)
 		return err
 	}
 	l.SetUnlinkOnClose(false)
+	if waiter := early.Waiter(); waiter != nil {
+		return become(ctx, l, path, params, i, waiter)
+	}
 	pid, err := launch(l, path, params, i)
 	if err != nil {
 		return errors.Join(err, os.Remove(path))
@@ -73,6 +77,41 @@ func start(ctx context.Context, i invocation, stdin io.Reader, stdout io.Writer)
 		return errors.Join(err, unix.Kill(pid, unix.SIGKILL), os.Remove(path))
 	}
 	return answer(stdout, path)
+}
+
+// become makes the process itself the shim: waiter is the process that the runtime waits for.
+func become(ctx context.Context, l *net.UnixListener, path string, params bootParams, i invocation, waiter *os.File) error {
+	i.socket, i.debug = path, i.debug || params.debug
+	err := settle(os.Getpid(), params)
+	if err == nil {
+		err = serve(ctx, i, l, func() error { return handOver(path, waiter) })
+	}
+	if err != nil {
+		return errors.Join(err, removeSocket(path))
+	}
+	return nil
+}
+
+// handOver answers, lets go of what belongs to the command and ends it.
+func handOver(path string, waiter *os.File) error {
+	if err := answer(os.Stdout, path); err != nil {
+		return err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	for _, fd := range []int{unix.Stdin, unix.Stdout} {
+		if err := unix.Dup2(int(null.Fd()), fd); err != nil {
+			return os.NewSyscallError("dup2", err)
+		}
+	}
+	// Fails if the command was killed meanwhile: nobody knows of this shim then.
+	if _, err := waiter.Write([]byte{0}); err != nil {
+		return fmt.Errorf("start command is gone: %w", err)
+	}
+	return waiter.Close()
 }
 
 func readParams(stdin io.Reader, i invocation) (bootParams, error) {
@@ -181,7 +220,7 @@ func launch(l *net.UnixListener, path string, params bootParams, i invocation) (
 		args = append(args, "-debug")
 	}
 	pid, err := syscall.ForkExec(self, args, &syscall.ProcAttr{
-		Env:   environment(os.Environ()),
+		Env:   os.Environ(),
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), socket.Fd()},
 		Sys:   &syscall.SysProcAttr{Setpgid: true},
 	})
@@ -189,17 +228,6 @@ func launch(l *net.UnixListener, path string, params bootParams, i invocation) (
 		return 0, fmt.Errorf("start of %s: %w", self, err)
 	}
 	return pid, nil
-}
-
-// environment is that of the shim: few threads, which each cost memory.
-func environment(env []string) []string {
-	out := make([]string, 0, len(env)+1)
-	for _, kv := range env {
-		if !strings.HasPrefix(kv, "GOMAXPROCS=") {
-			out = append(out, kv)
-		}
-	}
-	return append(out, "GOMAXPROCS=2")
 }
 
 // settle puts the shim where it belongs, and keeps the options of the pod.

@@ -86,10 +86,22 @@ func Crisp(t testing.TB, dir string) pod.Handler {
 	return h
 }
 
+// CrispWithoutCgo is the path of our own shim as it is built without cgo, which starts in
+// another way.
+func CrispWithoutCgo(t testing.TB) string {
+	t.Helper()
+	path, err := compile(crispShim, "containerd-shim-crisp-v1", "CGO_ENABLED=0", "-tags", "no_grpc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const crispShim = "github.com/crisp-cri/crisp/services/sandboxd/cmd/containerd-shim-crisp-v1"
+
 // buildCrisp builds our own shim as it is delivered.
 var buildCrisp = sync.OnceValues(func() (string, error) {
-	const pkg = "github.com/crisp-cri/crisp/services/sandboxd/cmd/containerd-shim-crisp-v1"
-	return compile(pkg, "containerd-shim-crisp-v1", "-tags", "no_grpc")
+	return compile(crispShim, "containerd-shim-crisp-v1", "CGO_ENABLED=1", "-tags", "no_grpc netgo osusergo", "-ldflags", "-s -w -extldflags -static")
 })
 
 func part(t testing.TB, env, name string) string {
@@ -265,7 +277,7 @@ func Fake(t testing.TB, dir, mode, sandboxer string) pod.Handler {
 // build builds the fake shim.
 var build = sync.OnceValues(func() (string, error) {
 	const pkg = "github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest/fakeshim"
-	return compile(pkg, "fakeshim")
+	return compile(pkg, "fakeshim", "CGO_ENABLED=0", "-ldflags", "-s -w")
 })
 
 // built are the folders of the programs that were built.
@@ -275,7 +287,7 @@ var built struct {
 }
 
 // compile builds a static program.
-func compile(pkg, name string, flags ...string) (string, error) {
+func compile(pkg, name, cgo string, flags ...string) (string, error) {
 	dir, err := os.MkdirTemp("", "crisp-built")
 	if err != nil {
 		return "", err
@@ -284,9 +296,9 @@ func compile(pkg, name string, flags ...string) (string, error) {
 	built.dirs = append(built.dirs, dir)
 	built.mu.Unlock()
 	binary := filepath.Join(dir, name)
-	args := append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o", binary}, flags...)
+	args := append([]string{"build", "-trimpath", "-o", binary}, flags...)
 	cmd := exec.Command("go", append(args, pkg)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w\n%s", err, out)
 	}
