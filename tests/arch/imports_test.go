@@ -123,6 +123,56 @@ func TestImportsOfServicesPointDownwards(t *testing.T) {
 	}
 }
 
+// Adapters of sandboxd know the engine by its ports alone.
+func TestAdaptersKnowOnlyThePortsOfTheEngine(t *testing.T) {
+	const engine, port = project + "/services/sandboxd/internal/engine", project + "/services/sandboxd/internal/engine/port"
+	for _, p := range packages(t) {
+		if service, _, mine := place(p.rel()); service != "sandboxd" || mine != adapter {
+			continue
+		}
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			if imported != port && (imported == engine || strings.HasPrefix(imported, engine+"/")) {
+				t.Errorf("%s imports %s", p.rel(), imported)
+			}
+		}
+	}
+}
+
+// The packages of sandboxd's engine stand on each other in one order.
+func TestImportsInsideTheEnginePointDownwards(t *testing.T) {
+	const engine = "services/sandboxd/internal/engine"
+	floors := map[string]int{
+		"port": 1, "event": 1, "work": 1,
+		"table": 2,
+		"view":  3, "task": 3, "exec": 3,
+		"container": 4, "sandbox": 5,
+		"": 6,
+	}
+	floor := func(rel string) (int, bool) {
+		name, inside := strings.CutPrefix(rel, engine)
+		if !inside {
+			return 0, false
+		}
+		n, known := floors[strings.TrimPrefix(name, "/")]
+		if !known {
+			t.Errorf("%s: has no floor; give it one in the table", rel)
+		}
+		return n, known
+	}
+	for _, p := range packages(t) {
+		mine, ok := floor(p.rel())
+		if !ok {
+			continue
+		}
+		for _, imported := range p.Imports {
+			rel, own := strings.CutPrefix(imported, project+"/")
+			if theirs, inside := floor(rel); own && inside && theirs >= mine {
+				t.Errorf("%s imports %s, which is not below it", p.rel(), rel)
+			}
+		}
+	}
+}
+
 // kitImports lists, for each package of the shared kit, what it may import
 // besides the standard library.
 func kitImports() map[string][]string {

@@ -10,6 +10,7 @@ import (
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/view"
 )
 
 // Container serves crisp.container.v1.ContainerService.
@@ -34,11 +35,11 @@ func (c *Container) PrepareContainer(ctx context.Context, req *containerv1.Prepa
 		return nil, err
 	}
 	return detach(ctx, c.work, prepareLimit, func(ctx context.Context) (*containerv1.PrepareContainerResponse, error) {
-		id, existing, err := c.engine.PrepareContainer(ctx, req.GetSessionToken(), req.GetSandboxId(), req.GetConfig())
+		id, existing, err := c.engine.Containers.Prepare(ctx, req.GetSessionToken(), req.GetSandboxId(), req.GetConfig())
 		if err != nil {
 			return nil, err
 		}
-		view, err := c.engine.DescribeContainer(id)
+		view, err := c.engine.Views.Describe(id)
 		if err != nil {
 			return nil, err
 		}
@@ -51,7 +52,7 @@ func (c *Container) PrepareContainer(ctx context.Context, req *containerv1.Prepa
 // CommitContainer implements ContainerService.
 func (c *Container) CommitContainer(ctx context.Context, req *containerv1.CommitContainerRequest) (*containerv1.CommitContainerResponse, error) {
 	view, err := c.change(ctx, req.GetContainerId(), func(ctx context.Context) error {
-		return c.engine.CommitContainer(ctx, req.GetContainerId(), req.GetAdjustment())
+		return c.engine.Containers.Commit(ctx, req.GetContainerId(), req.GetAdjustment())
 	})
 	if err != nil {
 		return nil, err
@@ -60,13 +61,13 @@ func (c *Container) CommitContainer(ctx context.Context, req *containerv1.Commit
 }
 
 // change runs detached work on a container and describes the outcome.
-func (c *Container) change(ctx context.Context, id string, fn func(ctx context.Context) error) (engine.ContainerView, error) {
-	return detach(ctx, c.work, changeLimit, func(ctx context.Context) (engine.ContainerView, error) {
+func (c *Container) change(ctx context.Context, id string, fn func(ctx context.Context) error) (view.Container, error) {
+	return detach(ctx, c.work, changeLimit, func(ctx context.Context) (view.Container, error) {
 		err := fn(ctx)
 		if err != nil {
-			return engine.ContainerView{}, err
+			return view.Container{}, err
 		}
-		return c.engine.DescribeContainer(id)
+		return c.engine.Views.Describe(id)
 	})
 }
 
@@ -77,7 +78,7 @@ func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortCo
 		return nil, err
 	}
 	err = detachErr(ctx, c.work, func(ctx context.Context) error {
-		return c.engine.AbortContainer(ctx, req.GetContainerId())
+		return c.engine.Containers.Abort(ctx, req.GetContainerId())
 	})
 	if err != nil {
 		return nil, err
@@ -87,11 +88,11 @@ func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortCo
 
 // StartContainer implements ContainerService.
 func (c *Container) StartContainer(ctx context.Context, req *containerv1.StartContainerRequest) (*containerv1.StartContainerResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	view, err := c.change(ctx, id, func(ctx context.Context) error { return c.engine.StartContainer(ctx, id) })
+	view, err := c.change(ctx, id, func(ctx context.Context) error { return c.engine.Tasks.Start(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (c *Container) StartContainer(ctx context.Context, req *containerv1.StartCo
 
 // containerID completes the id of a stop or removal; an unknown one is reported as "".
 func (c *Container) containerID(prefix string) (string, error) {
-	id, err := c.engine.ContainerID(prefix)
+	id, err := c.engine.Views.ContainerID(prefix)
 	if errdefs.IsNotFound(err) {
 		return "", nil
 	}
@@ -114,8 +115,8 @@ func (c *Container) StopContainer(ctx context.Context, req *containerv1.StopCont
 		return nil, err
 	}
 	timeout := time.Duration(max(req.GetTimeoutSeconds(), 0)) * time.Second
-	view, err := detach(ctx, c.work, timeout+changeLimit, func(ctx context.Context) (*engine.ContainerView, error) {
-		return c.engine.StopContainer(ctx, id, timeout)
+	view, err := detach(ctx, c.work, timeout+changeLimit, func(ctx context.Context) (*view.Container, error) {
+		return c.engine.Containers.Stop(ctx, id, timeout)
 	})
 	if err != nil || view == nil {
 		return &containerv1.StopContainerResponse{}, err
@@ -129,8 +130,8 @@ func (c *Container) RemoveContainer(ctx context.Context, req *containerv1.Remove
 	if err != nil {
 		return nil, err
 	}
-	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (*engine.ContainerView, error) {
-		return c.engine.RemoveContainer(ctx, id)
+	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (*view.Container, error) {
+		return c.engine.Containers.Remove(ctx, id)
 	})
 	if err != nil || view == nil {
 		return &containerv1.RemoveContainerResponse{}, err
@@ -140,11 +141,11 @@ func (c *Container) RemoveContainer(ctx context.Context, req *containerv1.Remove
 
 // GetContainer implements ContainerService.
 func (c *Container) GetContainer(_ context.Context, req *containerv1.GetContainerRequest) (*containerv1.GetContainerResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	rec, err := c.engine.ContainerRecord(id)
+	rec, err := c.engine.Views.Container(id)
 	if err != nil {
 		return nil, err
 	}
@@ -153,18 +154,18 @@ func (c *Container) GetContainer(_ context.Context, req *containerv1.GetContaine
 		Tty: rec.GetConfig().GetTty(), Stdin: rec.GetConfig().GetStdin(),
 	}
 	if req.GetVerbose() {
-		resp.Info, err = c.engine.ContainerInfo(id)
+		resp.Info, err = c.engine.Views.ContainerInfo(id)
 	}
 	return resp, err
 }
 
 // DescribeContainer implements ContainerService.
 func (c *Container) DescribeContainer(_ context.Context, req *containerv1.DescribeContainerRequest) (*containerv1.DescribeContainerResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	view, err := c.engine.DescribeContainer(id)
+	view, err := c.engine.Views.Describe(id)
 	if err != nil {
 		return nil, err
 	}
@@ -173,12 +174,12 @@ func (c *Container) DescribeContainer(_ context.Context, req *containerv1.Descri
 
 // UpdateContainerResources implements ContainerService.
 func (c *Container) UpdateContainerResources(ctx context.Context, req *containerv1.UpdateContainerResourcesRequest) (*containerv1.UpdateContainerResourcesResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (engine.ContainerView, error) {
-		return c.engine.UpdateContainer(ctx, id, req.GetLinux(), req.GetNri(), req.GetAnnotations())
+	view, err := detach(ctx, c.work, changeLimit, func(ctx context.Context) (view.Container, error) {
+		return c.engine.Containers.Update(ctx, id, req.GetLinux(), req.GetNri(), req.GetAnnotations())
 	})
 	if err != nil {
 		return nil, err
@@ -188,11 +189,11 @@ func (c *Container) UpdateContainerResources(ctx context.Context, req *container
 
 // ReopenContainerLog implements ContainerService.
 func (c *Container) ReopenContainerLog(ctx context.Context, req *containerv1.ReopenContainerLogRequest) (*containerv1.ReopenContainerLogResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	err = c.engine.ReopenLog(ctx, id)
+	err = c.engine.Exec.ReopenLog(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -201,11 +202,11 @@ func (c *Container) ReopenContainerLog(ctx context.Context, req *containerv1.Reo
 
 // GetContainerStats implements ContainerService.
 func (c *Container) GetContainerStats(ctx context.Context, req *containerv1.GetContainerStatsRequest) (*containerv1.GetContainerStatsResponse, error) {
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	rec, err := c.engine.ContainerRecord(id)
+	rec, err := c.engine.Views.Container(id)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/exec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -36,12 +36,12 @@ func (c *Container) ExecSync(ctx context.Context, req *containerv1.ExecSyncReque
 	if err != nil {
 		return nil, err
 	}
-	id, err := c.engine.ContainerID(req.GetContainerId())
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
 	stdout, stderr := &capped{cap: execSyncCap}, &capped{cap: execSyncCap}
-	code, err := c.engine.Exec(ctx, id, engine.ExecRequest{
+	code, err := c.engine.Exec.Run(ctx, id, exec.Request{
 		Cmd: req.GetCmd(), Streams: pod.Streams{Stdout: stdout, Stderr: stderr},
 		Timeout: time.Duration(max(req.GetTimeoutSeconds(), 0)) * time.Second,
 	})
@@ -62,7 +62,7 @@ func (c *Container) Exec(stream containerv1.ContainerService_ExecServer) error {
 	if err != nil {
 		return err
 	}
-	id, err := c.engine.ContainerID(start.GetContainerId())
+	id, err := c.engine.Views.ContainerID(start.GetContainerId())
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (c *Container) Exec(stream containerv1.ContainerService_ExecServer) error {
 		return req.GetInput(), err
 	})
 	defer stop()
-	code, err := c.engine.Exec(ctx, id, engine.ExecRequest{
+	code, err := c.engine.Exec.Run(ctx, id, exec.Request{
 		Cmd: start.GetCmd(), TTY: start.GetTty(), Resize: s.resize,
 		Streams: s.streams(start.GetStdin(), start.GetStdout(), start.GetStderr() && !start.GetTty()),
 		Started: func() {
@@ -100,11 +100,11 @@ func (c *Container) Attach(stream containerv1.ContainerService_AttachServer) err
 	if err != nil {
 		return err
 	}
-	id, err := c.engine.ContainerID(start.GetContainerId())
+	id, err := c.engine.Views.ContainerID(start.GetContainerId())
 	if err != nil {
 		return err
 	}
-	rec, err := c.engine.ContainerRecord(id)
+	rec, err := c.engine.Views.Container(id)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (c *Container) Attach(stream containerv1.ContainerService_AttachServer) err
 		return req.GetInput(), err
 	})
 	defer stop()
-	return c.engine.Attach(ctx, id, engine.AttachRequest{
+	return c.engine.Exec.Attach(ctx, id, exec.AttachRequest{
 		Resize:  s.resize,
 		Streams: s.streams(start.GetStdin(), start.GetStdout(), start.GetStderr() && !start.GetTty()),
 		Started: func() {
@@ -140,11 +140,11 @@ func (s *Sandbox) PortForward(stream sandboxv1.SandboxService_PortForwardServer)
 	if target == nil || target.GetPort() < 1 || target.GetPort() > 65535 {
 		return fmt.Errorf("target.port: must be 1 to 65535: %w", errdefs.ErrInvalidArgument)
 	}
-	id, err := s.engine.SandboxID(target.GetSandboxId())
+	id, err := s.engine.Views.SandboxID(target.GetSandboxId())
 	if err != nil {
 		return err
 	}
-	conn, err := s.engine.Dial(stream.Context(), id, int(target.GetPort()))
+	conn, err := s.engine.Sandboxes.Dial(stream.Context(), id, int(target.GetPort()))
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func (s *Sandbox) StreamSandboxes(
 // each hands on the matching sandboxes.
 func (s *Sandbox) each(filter *criv1.PodSandboxFilter) func(func(*criv1.PodSandbox) error) error {
 	return func(do func(*criv1.PodSandbox) error) error {
-		recs, err := s.engine.SandboxRecords()
+		recs, err := s.engine.Views.Sandboxes()
 		if err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (s *Sandbox) eachStats(ctx context.Context, f *criv1.PodSandboxStatsFilter)
 
 // eachReady hands on the records of the matching sandboxes that are ready.
 func (s *Sandbox) eachReady(ctx context.Context, filter *criv1.PodSandboxFilter, do func(*recordv1.Sandbox) error) error {
-	recs, err := s.engine.SandboxRecords()
+	recs, err := s.engine.Views.Sandboxes()
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (c *Container) StreamContainers(
 // each hands on the matching containers.
 func (c *Container) each(filter *criv1.ContainerFilter) func(func(*criv1.Container) error) error {
 	return func(do func(*criv1.Container) error) error {
-		recs, err := c.engine.ContainerRecords("")
+		recs, err := c.engine.Views.Containers("")
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (c *Container) StreamContainerStats(
 func (c *Container) eachStats(ctx context.Context, f *criv1.ContainerStatsFilter) func(func(*criv1.ContainerStats) error) error {
 	filter := &criv1.ContainerFilter{Id: f.GetId(), PodSandboxId: f.GetPodSandboxId(), LabelSelector: f.GetLabelSelector()}
 	return func(do func(*criv1.ContainerStats) error) error {
-		recs, err := c.engine.ContainerRecords("")
+		recs, err := c.engine.Views.Containers("")
 		if err != nil {
 			return err
 		}

@@ -114,10 +114,10 @@ func (n *Node) info() (string, error) {
 		return "", fmt.Errorf("configuration: %w", err)
 	}
 	said := map[string]any{"version": buildinfo.Read().Version, "recovered": n.engine.Recovered(), "config": cfg}
-	if sandboxes, err := n.engine.SandboxRecords(); err == nil {
+	if sandboxes, err := n.engine.Views.Sandboxes(); err == nil {
 		said["sandboxes"] = len(sandboxes)
 	}
-	if containers, err := n.engine.ContainerRecords(""); err == nil {
+	if containers, err := n.engine.Views.Containers(""); err == nil {
 		said["containers"] = len(containers)
 	}
 	out, err := json.Marshal(said)
@@ -148,7 +148,7 @@ func (n *Node) UpdateRuntimeConfig(ctx context.Context, req *nodev1.UpdateRuntim
 
 // ListInventory implements NodeService.
 func (n *Node) ListInventory(_ *nodev1.ListInventoryRequest, stream grpc.ServerStreamingServer[nodev1.ListInventoryResponse]) error {
-	pods, containers, err := n.engine.Inventory()
+	pods, containers, err := n.engine.Views.Inventory()
 	if err != nil {
 		return err
 	}

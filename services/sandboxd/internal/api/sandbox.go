@@ -38,21 +38,21 @@ func (s *Sandbox) PrepareSandbox(ctx context.Context, req *sandboxv1.PrepareSand
 		return nil, err
 	}
 	p, err := detach(ctx, s.work, prepareLimit, func(ctx context.Context) (preparedSandbox, error) {
-		rec, existing, err := s.engine.PrepareSandbox(ctx, req.GetSessionToken(), req.GetConfig(), req.GetRuntimeHandler())
+		rec, existing, err := s.engine.Sandboxes.Prepare(ctx, req.GetSessionToken(), req.GetConfig(), req.GetRuntimeHandler())
 		return preparedSandbox{rec, existing}, err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return &sandboxv1.PrepareSandboxResponse{
-		SandboxId: p.rec.GetId(), Existing: p.existing, Pod: s.engine.PodView(p.rec),
+		SandboxId: p.rec.GetId(), Existing: p.existing, Pod: s.engine.Views.Pod(p.rec),
 	}, nil
 }
 
 // CommitSandbox implements SandboxService.
 func (s *Sandbox) CommitSandbox(ctx context.Context, req *sandboxv1.CommitSandboxRequest) (*sandboxv1.CommitSandboxResponse, error) {
 	err := detachErr(ctx, s.work, func(ctx context.Context) error {
-		return s.engine.CommitSandbox(ctx, req.GetSandboxId())
+		return s.engine.Sandboxes.Commit(ctx, req.GetSandboxId())
 	})
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func (s *Sandbox) AbortSandbox(ctx context.Context, req *sandboxv1.AbortSandboxR
 		return nil, err
 	}
 	err = detachErr(ctx, s.work, func(ctx context.Context) error {
-		return s.engine.AbortSandbox(ctx, req.GetSandboxId())
+		return s.engine.Sandboxes.Abort(ctx, req.GetSandboxId())
 	})
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (s *Sandbox) AbortSandbox(ctx context.Context, req *sandboxv1.AbortSandboxR
 
 // sandboxID completes the id of a stop or removal; an unknown one is reported as "".
 func (s *Sandbox) sandboxID(prefix string) (string, error) {
-	id, err := s.engine.SandboxID(prefix)
+	id, err := s.engine.Views.SandboxID(prefix)
 	if errdefs.IsNotFound(err) {
 		return "", nil
 	}
@@ -94,13 +94,13 @@ func (s *Sandbox) QuiesceSandbox(ctx context.Context, req *sandboxv1.QuiesceSand
 		return &sandboxv1.QuiesceSandboxResponse{}, err
 	}
 	return detach(ctx, s.work, changeLimit, func(ctx context.Context) (*sandboxv1.QuiesceSandboxResponse, error) {
-		rec, containers, err := s.engine.QuiesceSandbox(ctx, id)
+		rec, containers, err := s.engine.Sandboxes.Quiesce(ctx, id)
 		if err != nil || rec == nil {
 			return &sandboxv1.QuiesceSandboxResponse{}, err
 		}
-		resp := &sandboxv1.QuiesceSandboxResponse{Found: true, Pod: s.engine.PodView(rec)}
+		resp := &sandboxv1.QuiesceSandboxResponse{Found: true, Pod: s.engine.Views.Pod(rec)}
 		for _, c := range containers {
-			view, err := s.engine.DescribeContainer(c.GetId())
+			view, err := s.engine.Views.Describe(c.GetId())
 			if err != nil {
 				continue // removed meanwhile
 			}
@@ -116,7 +116,7 @@ func (s *Sandbox) StopSandbox(ctx context.Context, req *sandboxv1.StopSandboxReq
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.StopSandbox(ctx, id) })
+	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.Sandboxes.Stop(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (s *Sandbox) RemoveSandbox(ctx context.Context, req *sandboxv1.RemoveSandbo
 	if err != nil {
 		return nil, err
 	}
-	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.RemoveSandbox(ctx, id) })
+	err = detachErr(ctx, s.work, func(ctx context.Context) error { return s.engine.Sandboxes.Remove(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
@@ -138,16 +138,16 @@ func (s *Sandbox) RemoveSandbox(ctx context.Context, req *sandboxv1.RemoveSandbo
 
 // GetSandbox implements SandboxService.
 func (s *Sandbox) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
-	id, err := s.engine.SandboxID(req.GetSandboxId())
+	id, err := s.engine.Views.SandboxID(req.GetSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	rec, err := s.engine.SandboxRecord(id)
+	rec, err := s.engine.Views.Sandbox(id)
 	if err != nil {
 		return nil, err
 	}
 	resp := &sandboxv1.GetSandboxResponse{Status: criview.SandboxStatus(rec)}
-	containers, err := s.engine.ContainerRecords(id)
+	containers, err := s.engine.Views.Containers(id)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func (s *Sandbox) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxReque
 		resp.Containers = append(resp.Containers, criview.ContainerStatus(c))
 	}
 	if req.GetVerbose() {
-		resp.Info, err = s.engine.SandboxInfo(ctx, id)
+		resp.Info, err = s.engine.Views.SandboxInfo(ctx, id)
 	}
 	return resp, err
 }
@@ -163,21 +163,21 @@ func (s *Sandbox) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxReque
 // UpdateSandboxResources implements SandboxService.
 func (s *Sandbox) UpdateSandboxResources(ctx context.Context, req *sandboxv1.UpdateSandboxResourcesRequest) (*sandboxv1.UpdateSandboxResourcesResponse, error) {
 	rec, err := detach(ctx, s.work, changeLimit, func(ctx context.Context) (*recordv1.Sandbox, error) {
-		return s.engine.UpdateSandbox(ctx, req.GetSandboxId(), req.GetOverhead(), req.GetResources())
+		return s.engine.Sandboxes.Update(ctx, req.GetSandboxId(), req.GetOverhead(), req.GetResources())
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxv1.UpdateSandboxResourcesResponse{Pod: s.engine.PodView(rec)}, nil
+	return &sandboxv1.UpdateSandboxResourcesResponse{Pod: s.engine.Views.Pod(rec)}, nil
 }
 
 // GetSandboxStats implements SandboxService.
 func (s *Sandbox) GetSandboxStats(ctx context.Context, req *sandboxv1.GetSandboxStatsRequest) (*sandboxv1.GetSandboxStatsResponse, error) {
-	id, err := s.engine.SandboxID(req.GetSandboxId())
+	id, err := s.engine.Views.SandboxID(req.GetSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	rec, err := s.engine.SandboxRecord(id)
+	rec, err := s.engine.Views.Sandbox(id)
 	if err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func (s *Stats) sandbox(ctx context.Context, rec *recordv1.Sandbox) (*criv1.PodS
 
 // running returns the records of a sandbox's containers that run.
 func (s *Stats) running(sandboxID string) ([]*recordv1.Container, error) {
-	recs, err := s.engine.ContainerRecords(sandboxID)
+	recs, err := s.engine.Views.Containers(sandboxID)
 	if err != nil {
 		return nil, err
 	}

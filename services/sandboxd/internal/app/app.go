@@ -42,6 +42,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/outbox"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/podfiles"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/preflight"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/reserve"
@@ -179,13 +180,13 @@ func (a *App) buildEngine(ctx context.Context) error {
 	files := podfiles.New(podfiles.Config{StateDir: cfg.Root, RunDir: cfg.State})
 	a.streams = newStreams(a.shims, containerio.New(containerio.Config{
 		Dir: filepath.Join(cfg.State, "io"), MaxLineSize: cfg.Logs.MaxLineSize.Int(),
-		StdinClosed: func(ctx context.Context, id string) { a.engine.CloseStdin(ctx, id) },
+		StdinClosed: func(ctx context.Context, id string) { a.engine.Exec.CloseStdin(ctx, id) },
 	}, tel.Log), cfg.Logs.MaxLineSize.Int())
 	a.images = image.New(imageConfig(cfg, a.imageChanged), a.storage, tel.Log, tel.Tracer,
-		func(ctx context.Context, id string) []string { return a.engine.ImageUsers(ctx, id) })
+		func(ctx context.Context, id string) []string { return a.engine.Views.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{
-		Handlers: handlers(cfg), DefaultHandler: cfg.Runtime.DefaultHandler,
-		BootID: strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
+		Handlers: pod.Handlers{ByName: handlers(cfg), Default: cfg.Runtime.DefaultHandler},
+		BootID:   strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
 		ContainerDir: filepath.Join(cfg.Root, "containers"),
 	}, engine.Ports{
 		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: a.network,
@@ -209,7 +210,7 @@ func (a *App) buildEvents() error {
 	var err error
 	a.hints, err = hints.New(a.tel.Log, func(ctx context.Context, _ string, event any) {
 		if oom, ok := event.(*events.TaskOOM); ok {
-			a.engine.HintOOM(ctx, oom.GetContainerID())
+			a.engine.Tasks.HintOOM(ctx, oom.GetContainerID())
 		}
 	}, append([]ttrpc.ServerOpt{}, ttrpcx.ServerOptions(a.tel)...)...)
 	if err != nil || !a.cfg.Bus.Enabled {

@@ -17,7 +17,7 @@ const clearTime = 10 * time.Second
 // cgroupPort is what the engine does with cgroups.
 type cgroupPort struct{ *stats.Reader }
 
-// Clear implements engine.Cgroups.
+// Clear implements port.Cgroups.
 func (cgroupPort) Clear(ctx context.Context, id, cgroupsPath string) error {
 	group, err := cgroup.Find(id, cgroupsPath)
 	if errors.Is(err, errdefs.ErrInvalidArgument) {
@@ -35,7 +35,7 @@ func (cgroupPort) Clear(ctx context.Context, id, cgroupsPath string) error {
 	return group.Remove()
 }
 
-// SetOOMScore implements engine.Cgroups.
+// SetOOMScore implements port.Cgroups.
 func (cgroupPort) SetOOMScore(_ context.Context, id, cgroupsPath string, from, to int) error {
 	group, err := cgroup.Find(id, cgroupsPath)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/apparmor"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
 )
@@ -25,7 +25,7 @@ type specPort struct {
 	systemd    bool
 }
 
-var _ engine.Specs = specPort{}
+var _ port.Specs = specPort{}
 
 // specOptions are the policies of specifications. A default AppArmor profile that cannot be
 // loaded does not keep pods from starting, except those that ask for it.
@@ -59,7 +59,7 @@ func cdi(cfg config.Config) func(*specs.Spec, []string) error {
 	return ocispec.CDIFromFolders(cfg.Runtime.CDIDirs)
 }
 
-func (p specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec, engine.SpecResult, error) {
+func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, port.SpecResult, error) {
 	input := ocispec.Input{
 		ID: in.ContainerID, Config: in.Container, SandboxID: in.SandboxID, SandboxConfig: in.Sandbox,
 		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
@@ -68,13 +68,13 @@ func (p specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec
 	}
 	spec, result, err := p.builder.Build(input)
 	if err != nil {
-		return nil, engine.SpecResult{}, err
+		return nil, port.SpecResult{}, err
 	}
-	return spec, engine.SpecResult{User: result.User, Undo: result.Undo}, nil
+	return spec, port.SpecResult{User: result.User, Undo: result.Undo}, nil
 }
 
 // pidNamespace is the namespace of the process whose PID namespace is joined.
-func pidNamespace(in engine.SpecInput) string {
+func pidNamespace(in port.SpecInput) string {
 	pid := in.TargetPid
 	if pid == 0 {
 		pid = in.SandboxPid
@@ -85,7 +85,7 @@ func pidNamespace(in engine.SpecInput) string {
 	return fmt.Sprintf("/proc/%d/ns/pid", pid)
 }
 
-func (p specPort) Init(in engine.SpecInput) (*specs.Spec, error) {
+func (p specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 	return p.builder.BuildInit(ocispec.InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
 		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
@@ -96,13 +96,13 @@ func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
 	return ocispec.ExecProcess(spec, cmd, tty)
 }
 
-func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (engine.PinRequest, error) {
+func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, error) {
 	_, _, err := ocispec.UserMappings(cfg)
 	if err != nil {
-		return engine.PinRequest{}, fmt.Errorf("config.linux.security_context.namespace_options.userns_options: %w", err)
+		return port.PinRequest{}, fmt.Errorf("config.linux.security_context.namespace_options.userns_options: %w", err)
 	}
 	opts := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	want := engine.PinRequest{
+	want := port.PinRequest{
 		Network: opts.GetNetwork() != criv1.NamespaceMode_NODE,
 		IPC:     opts.GetIpc() != criv1.NamespaceMode_NODE,
 		Sysctls: cfg.GetLinux().GetSysctls(),
@@ -170,9 +170,9 @@ func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Cont
 // pinPort fits package namespaces to the engine.
 type pinPort struct{ *namespaces.Pins }
 
-var _ engine.Namespaces = pinPort{}
+var _ port.Namespaces = pinPort{}
 
-func (p pinPort) Pin(ctx context.Context, sandboxID string, want engine.PinRequest) (map[string]string, error) {
+func (p pinPort) Pin(ctx context.Context, sandboxID string, want port.PinRequest) (map[string]string, error) {
 	return p.Pins.Pin(ctx, sandboxID, namespaces.Request{
 		Network: want.Network, IPC: want.IPC, UTS: want.UTS, Hostname: want.Hostname, Sysctls: want.Sysctls,
 		UIDs: want.UIDs, GIDs: want.GIDs,

@@ -9,7 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/client"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -25,7 +25,7 @@ type streams struct {
 	logs  *client.IO
 }
 
-var _ engine.IO = streams{}
+var _ port.IO = streams{}
 
 func newStreams(shims *shim.Manager, fifos *containerio.IO, maxLine int) streams {
 	s := streams{IO: fifos, shims: shims}
@@ -53,7 +53,7 @@ func (s streams) bundle(containerID string) (string, error) {
 }
 
 // of returns the IO that a container's task has.
-func (s streams) of(containerID string) engine.IO {
+func (s streams) of(containerID string) port.IO {
 	if i := s.holder(containerID); i != nil && writesLogs(i) {
 		return s.logs
 	}
@@ -63,7 +63,7 @@ func (s streams) of(containerID string) engine.IO {
 func writesLogs(i *shim.Instance) bool { return i.Meta().RuntimeType == client.RuntimeType }
 
 // Open connects the streams of a container whose task may not exist yet.
-func (s streams) Open(ctx context.Context, containerID string, spec engine.IOSpec) (pod.Stdio, error) {
+func (s streams) Open(ctx context.Context, containerID string, spec port.IOSpec) (pod.Stdio, error) {
 	if i, err := s.shims.Get(spec.SandboxID); err == nil && writesLogs(i) {
 		return s.logs.Open(ctx, containerID, spec)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -47,7 +47,7 @@ type containerIO struct {
 // openContainer makes or finds the FIFOs and starts the pumps.
 //
 //nolint:revive // each argument is one thing, and there is one caller
-func openContainer(ctx context.Context, dir, id string, spec engine.IOSpec, maxLine int, log *slog.Logger, dropped *atomic.Uint64) (_ *containerIO, err error) {
+func openContainer(ctx context.Context, dir, id string, spec port.IOSpec, maxLine int, log *slog.Logger, dropped *atomic.Uint64) (_ *containerIO, err error) {
 	c := &containerIO{id: id, dir: dir, once: spec.StdinOnce, fanout: newFanout(), done: make(chan struct{})}
 	defer func() {
 		if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/identifiers"
 	"github.com/containerd/errdefs"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -60,7 +60,7 @@ func (o *IO) DroppedLogBytes() uint64 { return o.dropped.Load() }
 
 // Open makes the container's FIFOs, or finds them after a restart, and pumps its output into
 // the log until the shim has closed them. Opening what is open returns the same FIFOs.
-func (o *IO) Open(ctx context.Context, containerID string, spec engine.IOSpec) (pod.Stdio, error) {
+func (o *IO) Open(ctx context.Context, containerID string, spec port.IOSpec) (pod.Stdio, error) {
 	if err := identifiers.Validate(containerID); err != nil {
 		return pod.Stdio{}, fmt.Errorf("container id: %w", err)
 	}
@@ -167,7 +167,7 @@ func (o *IO) Close(ctx context.Context, containerID string) error {
 
 // OpenExec makes the FIFOs of an exec and connects the client. Output that the client does
 // not want is thrown away; a client that wants no stream at all has no FIFOs.
-func (o *IO) OpenExec(_ context.Context, containerID, execID string, terminal bool, streams pod.Streams) (engine.ExecIO, error) {
+func (o *IO) OpenExec(_ context.Context, containerID, execID string, terminal bool, streams pod.Streams) (port.ExecIO, error) {
 	for _, id := range []string{containerID, execID} {
 		if err := identifiers.Validate(id); err != nil {
 			return nil, fmt.Errorf("exec: %w", err)

@@ -18,11 +18,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-var _ engine.IO = (*IO)(nil)
+var _ port.IO = (*IO)(nil)
 
 func newIO(t *testing.T, cfg Config) *IO {
 	t.Helper()
@@ -69,7 +69,7 @@ func readLog(t *testing.T, path string) []string {
 func TestLogOverRestart(t *testing.T) {
 	dir := t.TempDir()
 	logPath := filepath.Join(dir, "log")
-	spec := engine.IOSpec{LogPath: logPath}
+	spec := port.IOSpec{LogPath: logPath}
 	first := newIO(t, Config{Dir: dir})
 	stdio, err := first.Open(t.Context(), "c", spec)
 	if err != nil {
@@ -114,7 +114,7 @@ func TestLogOverRestart(t *testing.T) {
 // A FIFO that is opened when its writers have gone ends by draining.
 func TestDrainWithoutWriters(t *testing.T) {
 	o := newIO(t, Config{})
-	if _, err := o.Open(t.Context(), "c", engine.IOSpec{}); err != nil {
+	if _, err := o.Open(t.Context(), "c", port.IOSpec{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -141,7 +141,7 @@ func TestReopenLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	logPath := filepath.Join(dir, "log")
 	o := newIO(t, Config{Dir: dir})
-	stdio, err := o.Open(t.Context(), "c", engine.IOSpec{LogPath: logPath, Terminal: true})
+	stdio, err := o.Open(t.Context(), "c", port.IOSpec{LogPath: logPath, Terminal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestUnsafeLogs(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := newIO(t, Config{})
-		_, err := o.Open(t.Context(), "c", engine.IOSpec{LogPath: path})
+		_, err := o.Open(t.Context(), "c", port.IOSpec{LogPath: path})
 		if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%.40q: %v", path, err)
 		}
@@ -236,7 +236,7 @@ func TestUnsafeLogs(t *testing.T) {
 func TestAttach(t *testing.T) {
 	var closed atomic.Int32
 	o := newIO(t, Config{StdinClosed: func(context.Context, string) { closed.Add(1) }})
-	stdio, err := o.Open(t.Context(), "c", engine.IOSpec{Stdin: true, StdinOnce: true})
+	stdio, err := o.Open(t.Context(), "c", port.IOSpec{Stdin: true, StdinOnce: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +294,7 @@ func TestAttachedClientsGo(t *testing.T) {
 	dir := t.TempDir()
 	logPath := filepath.Join(dir, "log")
 	o := newIO(t, Config{Dir: dir})
-	stdio, err := o.Open(t.Context(), "c", engine.IOSpec{LogPath: logPath, Terminal: true, Stdin: true})
+	stdio, err := o.Open(t.Context(), "c", port.IOSpec{LogPath: logPath, Terminal: true, Stdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
@@ -76,12 +76,12 @@ func testCheckpointAndRestore(t *testing.T, n *node) {
 	t.Helper()
 	ctx := t.Context()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
 		t.Fatal(err)
 	}
 	image := filepath.Join(n.dir, "image")
-	if err := n.tasks.Checkpoint(ctx, sb, id, engine.CheckpointSpec{ImagePath: image, FileLocks: true, OpenTCP: true}); err != nil {
+	if err := n.tasks.Checkpoint(ctx, sb, id, port.CheckpointSpec{ImagePath: image, FileLocks: true, OpenTCP: true}); err != nil {
 		t.Fatal(err)
 	}
 	flags, err := os.ReadFile(filepath.Join(image, "flags"))
@@ -92,7 +92,7 @@ func testCheckpointAndRestore(t *testing.T, n *node) {
 		t.Errorf("after the checkpoint: %+v, %v", st, err)
 	}
 	n.checkpointErrors(sb, id)
-	if err := n.tasks.Checkpoint(ctx, sb, id, engine.CheckpointSpec{ImagePath: image, Exit: true}); err != nil {
+	if err := n.tasks.Checkpoint(ctx, sb, id, port.CheckpointSpec{ImagePath: image, Exit: true}); err != nil {
 		t.Fatal(err)
 	}
 	if e, err := n.finish(sb, id); err != nil || e.Code != 137 {
@@ -108,14 +108,14 @@ func testCheckpointAndRestore(t *testing.T, n *node) {
 func (n *node) checkpointErrors(sb, id string) {
 	n.t.Helper()
 	ctx := n.t.Context()
-	err := n.tasks.Checkpoint(ctx, sb, id, engine.CheckpointSpec{ImagePath: filepath.Join(n.dir, "bad")})
+	err := n.tasks.Checkpoint(ctx, sb, id, port.CheckpointSpec{ImagePath: filepath.Join(n.dir, "bad")})
 	if err == nil || !strings.Contains(err.Error(), id) || (n.handler.Name == "crisp" && !strings.Contains(err.Error(), "cannot dump this")) {
 		n.t.Errorf("failed checkpoint: %v", err)
 	}
-	if err := n.tasks.Checkpoint(ctx, sb, id, engine.CheckpointSpec{ImagePath: "relative"}); !errdefs.IsInvalidArgument(err) {
+	if err := n.tasks.Checkpoint(ctx, sb, id, port.CheckpointSpec{ImagePath: "relative"}); !errdefs.IsInvalidArgument(err) {
 		n.t.Errorf("relative folder: %v", err)
 	}
-	if err := n.tasks.Checkpoint(ctx, sb, shimtest.ID(), engine.CheckpointSpec{ImagePath: "/x"}); !errdefs.IsNotFound(err) {
+	if err := n.tasks.Checkpoint(ctx, sb, shimtest.ID(), port.CheckpointSpec{ImagePath: "/x"}); !errdefs.IsNotFound(err) {
 		n.t.Errorf("unknown container: %v", err)
 	}
 }
@@ -131,11 +131,11 @@ func (n *node) restored(sb, image string) {
 		"restored": {image: image}, "never started": {image: image, neverRuns: true}, "no images": {image: n.dir},
 	} {
 		id := shimtest.ID()
-		stdio, err := n.io.Open(ctx, id, engine.IOSpec{LogPath: filepath.Join(n.dir, id+".log")})
+		stdio, err := n.io.Open(ctx, id, port.IOSpec{LogPath: filepath.Join(n.dir, id+".log")})
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		_, err = n.tasks.Create(ctx, engine.TaskSpec{
+		_, err = n.tasks.Create(ctx, port.TaskSpec{
 			SandboxID: sb, ContainerID: id, Handler: n.handler, Rootfs: n.mounts(), Stdio: stdio, Checkpoint: tc.image,
 			Spec: shimtest.Spec(n.t, sb, id, false, "/bin/sh", "-c", "echo again; exit 4"),
 		})
@@ -170,7 +170,7 @@ func (n *node) restored(sb, image string) {
 			n.t.Error(err)
 		}
 	}
-	if _, err := n.tasks.Create(ctx, engine.TaskSpec{
+	if _, err := n.tasks.Create(ctx, port.TaskSpec{
 		SandboxID: sb, ContainerID: shimtest.ID(), Handler: n.handler, Rootfs: n.mounts(), Checkpoint: "relative",
 		Spec: shimtest.Spec(n.t, sb, shimtest.ID(), false, "/bin/true"),
 	}); n.handler.Name == "crisp" && !errdefs.IsInvalidArgument(err) {

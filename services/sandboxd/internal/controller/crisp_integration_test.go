@@ -19,7 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
@@ -61,7 +61,7 @@ func (r *recorder) of(id string) string {
 func (n *node) created(sb string, change func(*runtimespec.Spec), args ...string) string {
 	n.t.Helper()
 	id := shimtest.ID()
-	stdio, err := n.io.Open(n.t.Context(), id, engine.IOSpec{LogPath: filepath.Join(n.dir, id+".log")})
+	stdio, err := n.io.Open(n.t.Context(), id, port.IOSpec{LogPath: filepath.Join(n.dir, id+".log")})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func (n *node) created(sb string, change func(*runtimespec.Spec), args ...string
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	_, err = n.tasks.Create(n.t.Context(), engine.TaskSpec{
+	_, err = n.tasks.Create(n.t.Context(), port.TaskSpec{
 		SandboxID: sb, ContainerID: id, Handler: n.handler, Rootfs: n.mounts(), Stdio: stdio, Spec: data,
 	})
 	if err != nil {
@@ -106,7 +106,7 @@ func testHostPidExecsEnd(t *testing.T, n *node) {
 	var execs []string
 	for range 5 {
 		x := shimtest.ID()
-		if err := n.tasks.Exec(t.Context(), sb, id, engine.ExecSpec{ID: x, Process: shimtest.Process("/bin/sleep", "1000")}); err != nil {
+		if err := n.tasks.Exec(t.Context(), sb, id, port.ExecSpec{ID: x, Process: shimtest.Process("/bin/sleep", "1000")}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := n.tasks.Start(t.Context(), sb, id, x); err != nil {
@@ -173,7 +173,7 @@ func TestLogGoesOnWithoutUs(t *testing.T) {
 	n := newNode(t, shimtest.Crisp)
 	sb := n.sandbox()
 	const lines = 300000
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", fmt.Sprintf("seq 1 %d; yes %s | head -c 50000000; exit 6", lines, strings.Repeat("0123456789", 10)))
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sh", "-c", fmt.Sprintf("seq 1 %d; yes %s | head -c 50000000; exit 6", lines, strings.Repeat("0123456789", 10)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestAttachAndReopen(t *testing.T) { eachShim(t, testAttachAndReopen) }
 func testAttachAndReopen(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{Stdin: true}, "/bin/cat")
+	id, err := n.container(sb, port.IOSpec{Stdin: true}, "/bin/cat")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestPauseUpdateStats(t *testing.T) { eachShim(t, testPauseUpdateStats) }
 func testPauseUpdateStats(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func testSandboxUpdate(t *testing.T, n *node) {
 		t.Errorf("after the update: %v, %v", st.Info, err)
 	}
 	own := shimtest.ID()
-	err = n.ctl.Create(ctx, engine.SandboxSpec{
+	err = n.ctl.Create(ctx, port.SandboxSpec{
 		ID: own, Handler: n.handler, InitRootfs: n.mounts(), Init: shimtest.Spec(t, own, own, false, "/bin/sleep", "1000"),
 	})
 	if err != nil {
@@ -328,7 +328,7 @@ func testSandboxUpdate(t *testing.T, n *node) {
 func TestShutdownLeavesNothing(t *testing.T) {
 	eachShim(t, func(t *testing.T, n *node) {
 		sb := n.sandbox()
-		id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
+		id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
 		if err != nil {
 			t.Fatal(err)
 		}

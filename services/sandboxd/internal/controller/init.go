@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
@@ -33,7 +33,7 @@ type initTask struct {
 }
 
 // saveInit notes in the bundle that the sandbox has an init process.
-func saveInit(b bundle.Pod, spec engine.SandboxSpec) error {
+func saveInit(b bundle.Pod, spec port.SandboxSpec) error {
 	data, err := json.Marshal(initTask{Handler: spec.Handler, Rootfs: spec.InitRootfs})
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (t *Tasks) startInit(ctx context.Context, i *shim.Instance) (uint32, error)
 	if err != nil {
 		return 0, err
 	}
-	spec := engine.TaskSpec{SandboxID: i.ID(), ContainerID: i.ID(), Rootfs: init.Rootfs}
+	spec := port.TaskSpec{SandboxID: i.ID(), ContainerID: i.ID(), Rootfs: init.Rootfs}
 	if _, err := t.create(ctx, i, i.Bundle().Dir(), spec, options); err != nil {
 		return 0, err
 	}

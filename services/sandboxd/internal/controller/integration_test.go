@@ -24,7 +24,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/client"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/hints"
@@ -41,7 +41,7 @@ type node struct {
 	shims  *shim.Manager
 	tasks  *controller.Tasks
 	ctl    *controller.Router
-	io     engine.IO
+	io     port.IO
 	fifos  *containerio.IO
 	events recorder
 	stop   func()
@@ -185,7 +185,7 @@ func (n *node) restart(between func()) []shim.Loaded {
 func (n *node) sandbox() string {
 	n.t.Helper()
 	id := shimtest.ID()
-	if err := n.ctl.Create(n.t.Context(), engine.SandboxSpec{ID: id, Handler: n.handler}); err != nil {
+	if err := n.ctl.Create(n.t.Context(), port.SandboxSpec{ID: id, Handler: n.handler}); err != nil {
 		n.t.Fatal(err)
 	}
 	if _, err := n.ctl.Start(n.t.Context(), id); err != nil {
@@ -199,7 +199,7 @@ func (n *node) mounts() []mount.Mount {
 }
 
 // container creates and starts a container and returns its id and the path of its log.
-func (n *node) container(sandboxID string, io engine.IOSpec, args ...string) (string, error) {
+func (n *node) container(sandboxID string, io port.IOSpec, args ...string) (string, error) {
 	id := shimtest.ID()
 	if io.LogPath == "" {
 		io.LogPath = filepath.Join(n.dir, id+".log")
@@ -208,7 +208,7 @@ func (n *node) container(sandboxID string, io engine.IOSpec, args ...string) (st
 	if err != nil {
 		return id, err
 	}
-	_, err = n.tasks.Create(n.t.Context(), engine.TaskSpec{
+	_, err = n.tasks.Create(n.t.Context(), port.TaskSpec{
 		SandboxID: sandboxID, ContainerID: id, Handler: n.handler, Rootfs: n.mounts(), Stdio: stdio,
 		Spec: shimtest.Spec(n.t, sandboxID, id, io.Terminal, args...),
 	})
@@ -287,7 +287,7 @@ func testExitCodes(t *testing.T, n *node) {
 		{"killed", []string{"/bin/sh", "-c", "sh -c 'kill -9 $PPID'; exit 137"}, 137},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			id, err := n.container(sb, engine.IOSpec{}, tc.args...)
+			id, err := n.container(sb, port.IOSpec{}, tc.args...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -314,7 +314,7 @@ func testEntryPointNotFoundLeavesNothing(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
 	for _, args := range [][]string{{"/does/not/exist"}, {"/tmp"}} {
-		id, err := n.container(sb, engine.IOSpec{}, args...)
+		id, err := n.container(sb, port.IOSpec{}, args...)
 		if err == nil || !strings.Contains(err.Error(), args[0]) {
 			t.Errorf("start of %v: %v", args, err)
 		}
@@ -332,7 +332,7 @@ func TestLogIsComplete(t *testing.T) { eachShim(t, testLogIsComplete) }
 func testLogIsComplete(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "seq 1 200000; echo -n tail; echo oops >&2")
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sh", "-c", "seq 1 200000; echo -n tail; echo oops >&2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func TestExec(t *testing.T) { eachShim(t, testExec) }
 func testExec(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,7 +403,7 @@ func (n *node) exec(sb, id string, s pod.Streams, args ...string) (uint32, error
 		return 0, err
 	}
 	defer x.Close()
-	err = n.tasks.Exec(ctx, sb, id, engine.ExecSpec{ID: execID, Process: shimtest.Process(args...), Stdio: x.Stdio()})
+	err = n.tasks.Exec(ctx, sb, id, port.ExecSpec{ID: execID, Process: shimtest.Process(args...), Stdio: x.Stdio()})
 	if err != nil {
 		return 0, err
 	}
@@ -438,7 +438,7 @@ func TestExecStorm(t *testing.T) { eachShim(t, testExecStorm) }
 func testExecStorm(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{}, "/bin/sleep", "1000")
+	id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,11 +474,11 @@ func TestRestartKeepsContainersAndExits(t *testing.T) {
 func testRestartKeepsContainersAndExits(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	lives, err := n.container(sb, engine.IOSpec{Stdin: true, StdinOnce: true}, "/bin/sh", "-c", "echo before; cat")
+	lives, err := n.container(sb, port.IOSpec{Stdin: true, StdinOnce: true}, "/bin/sh", "-c", "echo before; cat")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ends, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "sleep 1; exit 3")
+	ends, err := n.container(sb, port.IOSpec{}, "/bin/sh", "-c", "sleep 1; exit 3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -488,7 +488,7 @@ func testRestartKeepsContainersAndExits(t *testing.T, n *node) {
 		t.Fatalf("loaded %+v", loaded)
 	}
 	for _, id := range []string{lives, ends} {
-		spec := engine.IOSpec{LogPath: filepath.Join(n.dir, id+".log"), Stdin: id == lives, StdinOnce: true}
+		spec := port.IOSpec{LogPath: filepath.Join(n.dir, id+".log"), Stdin: id == lives, StdinOnce: true}
 		if _, err := n.io.Open(t.Context(), id, spec); err != nil {
 			t.Fatal(err)
 		}
@@ -524,11 +524,11 @@ func TestDeadShim(t *testing.T) {
 func testDeadShim(t *testing.T, n *node, away bool) {
 	t.Helper()
 	sb := n.sandbox()
-	running, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "sleep 1000 & sleep 1000")
+	running, err := n.container(sb, port.IOSpec{}, "/bin/sh", "-c", "sleep 1000 & sleep 1000")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended, err := n.container(sb, engine.IOSpec{}, "/bin/sh", "-c", "exit 5")
+	ended, err := n.container(sb, port.IOSpec{}, "/bin/sh", "-c", "exit 5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -597,7 +597,7 @@ func testDeadShim(t *testing.T, n *node, away bool) {
 			t.Error(err)
 		}
 	}
-	if _, err := n.tasks.Create(t.Context(), engine.TaskSpec{
+	if _, err := n.tasks.Create(t.Context(), port.TaskSpec{
 		SandboxID: sb, ContainerID: shimtest.ID(), Handler: n.handler, Spec: []byte("{}"),
 	}); !errdefs.IsUnavailable(err) {
 		t.Errorf("create in a dead pod: %v", err)
@@ -614,7 +614,7 @@ func TestSharedInit(t *testing.T) { eachShim(t, testSharedInit) }
 func testSharedInit(t *testing.T, n *node) {
 	t.Helper()
 	id := shimtest.ID()
-	err := n.ctl.Create(t.Context(), engine.SandboxSpec{
+	err := n.ctl.Create(t.Context(), port.SandboxSpec{
 		ID: id, Handler: n.handler, InitRootfs: n.mounts(),
 		Init: shimtest.Spec(t, id, id, false, "/bin/sleep", "1000"),
 	})
@@ -657,7 +657,7 @@ func TestTerminal(t *testing.T) { eachShim(t, testTerminal) }
 func testTerminal(t *testing.T, n *node) {
 	t.Helper()
 	sb := n.sandbox()
-	id, err := n.container(sb, engine.IOSpec{Terminal: true, Stdin: true}, "/bin/sh")
+	id, err := n.container(sb, port.IOSpec{Terminal: true, Stdin: true}, "/bin/sh")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -694,7 +694,7 @@ func testManyAtOnce(t *testing.T, n *node) {
 	for i := range 50 {
 		g.Go(func() error {
 			code := uint32(i % 3)
-			id, err := n.container(sbs[i%len(sbs)], engine.IOSpec{}, "/bin/sh", "-c", fmt.Sprintf("echo %d; exit %d", i, code))
+			id, err := n.container(sbs[i%len(sbs)], port.IOSpec{}, "/bin/sh", "-c", fmt.Sprintf("echo %d; exit %d", i, code))
 			if err != nil {
 				return err
 			}

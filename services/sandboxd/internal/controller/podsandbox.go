@@ -25,7 +25,7 @@ import (
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -45,7 +45,7 @@ func NewPodsandbox(shims *shim.Manager, tasks *Tasks) *Podsandbox {
 }
 
 // Create makes the sandbox's bundle.
-func (p *Podsandbox) Create(ctx context.Context, spec engine.SandboxSpec) error {
+func (p *Podsandbox) Create(ctx context.Context, spec port.SandboxSpec) error {
 	config, err := sandboxConfig(spec)
 	if err != nil {
 		return err
@@ -65,21 +65,21 @@ func (p *Podsandbox) Create(ctx context.Context, spec engine.SandboxSpec) error 
 
 // Start starts the shim and, if the sandbox has one, its init process. If it fails the
 // sandbox is gone.
-func (p *Podsandbox) Start(ctx context.Context, id string) (engine.Instance, error) {
+func (p *Podsandbox) Start(ctx context.Context, id string) (port.Instance, error) {
 	i, err := p.shims.Get(id)
 	if err != nil {
-		return engine.Instance{}, err
+		return port.Instance{}, err
 	}
 	if err := i.Start(ctx); err != nil {
-		return engine.Instance{}, err
+		return port.Instance{}, err
 	}
-	started := engine.Instance{CreatedAt: time.Now()}
+	started := port.Instance{CreatedAt: time.Now()}
 	if !i.Bundle().HasInit() {
 		return started, nil
 	}
 	pid, err := p.tasks.startInit(ctx, i)
 	if err != nil {
-		return engine.Instance{}, errors.Join(fmt.Errorf("init of sandbox %q: %w", id, err), p.shims.Shutdown(ctx, id))
+		return port.Instance{}, errors.Join(fmt.Errorf("init of sandbox %q: %w", id, err), p.shims.Shutdown(ctx, id))
 	}
 	started.Pid = pid
 	return started, nil
@@ -158,10 +158,10 @@ func shimExit(i *shim.Instance) pod.Exit {
 }
 
 // Status asks the shim whether it answers. It fails with ErrNotFound for an unknown sandbox.
-func (p *Podsandbox) Status(ctx context.Context, id string, verbose bool) (engine.ControllerStatus, error) {
+func (p *Podsandbox) Status(ctx context.Context, id string, verbose bool) (port.ControllerStatus, error) {
 	i, err := p.shims.Get(id)
 	if err != nil {
-		return engine.ControllerStatus{}, err
+		return port.ControllerStatus{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -181,9 +181,9 @@ func (p *Podsandbox) Status(ctx context.Context, id string, verbose bool) (engin
 }
 
 // shimStatus is what is known of a sandbox without asking its shim.
-func shimStatus(i *shim.Instance, verbose bool) engine.ControllerStatus {
+func shimStatus(i *shim.Instance, verbose bool) port.ControllerStatus {
 	st := i.Status()
-	out := engine.ControllerStatus{Alive: st.Alive, ShimPid: st.Pid, ExitedAt: st.DiedAt}
+	out := port.ControllerStatus{Alive: st.Alive, ShimPid: st.Pid, ExitedAt: st.DiedAt}
 	if verbose {
 		out.Info = map[string]string{
 			"shim":         i.Meta().ShimPath,
@@ -235,7 +235,7 @@ func (p *Podsandbox) Update(ctx context.Context, id string, resources *runtimesp
 
 // sandboxConfig is the config.json of a sandbox's bundle: its init's specification, or just
 // the annotation by which a shim groups containers.
-func sandboxConfig(spec engine.SandboxSpec) ([]byte, error) {
+func sandboxConfig(spec port.SandboxSpec) ([]byte, error) {
 	config := map[string]json.RawMessage{}
 	if spec.Init != nil {
 		if err := json.Unmarshal(spec.Init, &config); err != nil {

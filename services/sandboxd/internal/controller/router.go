@@ -10,7 +10,7 @@ import (
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -19,8 +19,8 @@ import (
 // sandbox was made by.
 type Router struct {
 	shims   *shim.Manager
-	byName  map[string]engine.Controller
-	unknown engine.Controller
+	byName  map[string]port.Controller
+	unknown port.Controller
 }
 
 // New returns a router over both controllers, working through the manager's shims.
@@ -28,7 +28,7 @@ func New(shims *shim.Manager, tasks *Tasks) *Router {
 	podsandbox := NewPodsandbox(shims, tasks)
 	return &Router{
 		shims: shims,
-		byName: map[string]engine.Controller{
+		byName: map[string]port.Controller{
 			"":                      podsandbox,
 			pod.SandboxerPodsandbox: podsandbox,
 			pod.SandboxerShim:       NewShim(shims, tasks),
@@ -39,7 +39,7 @@ func New(shims *shim.Manager, tasks *Tasks) *Router {
 
 // of returns the controller of a sandbox. A sandbox that is not known, or whose bundle says
 // nothing, is left to a controller that can at least remove it.
-func (r *Router) of(id string) engine.Controller {
+func (r *Router) of(id string) port.Controller {
 	i, err := r.shims.Get(id)
 	if err != nil {
 		return r.unknown
@@ -51,7 +51,7 @@ func (r *Router) of(id string) engine.Controller {
 }
 
 // Create makes a sandbox with the controller that its handler names.
-func (r *Router) Create(ctx context.Context, spec engine.SandboxSpec) error {
+func (r *Router) Create(ctx context.Context, spec port.SandboxSpec) error {
 	c, ok := r.byName[spec.Handler.Sandboxer]
 	if !ok {
 		return fmt.Errorf("sandboxer %q of runtime handler %q: %w",
@@ -61,7 +61,7 @@ func (r *Router) Create(ctx context.Context, spec engine.SandboxSpec) error {
 }
 
 // Start starts a created sandbox.
-func (r *Router) Start(ctx context.Context, id string) (engine.Instance, error) {
+func (r *Router) Start(ctx context.Context, id string) (port.Instance, error) {
 	return r.of(id).Start(ctx, id)
 }
 
@@ -81,7 +81,7 @@ func (r *Router) Wait(ctx context.Context, id string) (pod.Exit, error) {
 }
 
 // Status is the state of a sandbox.
-func (r *Router) Status(ctx context.Context, id string, verbose bool) (engine.ControllerStatus, error) {
+func (r *Router) Status(ctx context.Context, id string, verbose bool) (port.ControllerStatus, error) {
 	return r.of(id).Status(ctx, id, verbose)
 }
 

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -36,7 +36,7 @@ type Shim struct {
 func NewShim(shims *shim.Manager, tasks *Tasks) *Shim { return &Shim{shims: shims, tasks: tasks} }
 
 // Create starts the shim and lets it create the sandbox. If it fails nothing is left.
-func (s *Shim) Create(ctx context.Context, spec engine.SandboxSpec) error {
+func (s *Shim) Create(ctx context.Context, spec port.SandboxSpec) error {
 	config, err := sandboxConfig(spec)
 	if err != nil {
 		return err
@@ -70,16 +70,16 @@ func (s *Shim) Create(ctx context.Context, spec engine.SandboxSpec) error {
 }
 
 // Start lets the shim start the sandbox.
-func (s *Shim) Start(ctx context.Context, id string) (engine.Instance, error) {
+func (s *Shim) Start(ctx context.Context, id string) (port.Instance, error) {
 	var resp sandboxapi.StartSandboxResponse
 	if err := s.call(ctx, id, "StartSandbox", &sandboxapi.StartSandboxRequest{SandboxID: id}, &resp); err != nil {
-		return engine.Instance{}, errors.Join(err, s.Shutdown(ctx, id))
+		return port.Instance{}, errors.Join(err, s.Shutdown(ctx, id))
 	}
 	created := timeOf(resp.GetCreatedAt())
 	if created.IsZero() {
 		created = time.Now()
 	}
-	return engine.Instance{Pid: resp.GetPid(), CreatedAt: created}, nil
+	return port.Instance{Pid: resp.GetPid(), CreatedAt: created}, nil
 }
 
 // Platform asks for the platform of the sandbox's containers.
@@ -141,10 +141,10 @@ func (s *Shim) Wait(ctx context.Context, id string) (pod.Exit, error) {
 
 // Status asks the shim for the state of the sandbox. It fails with ErrNotFound for an unknown
 // sandbox; one whose shim is dead or does not answer is not alive.
-func (s *Shim) Status(ctx context.Context, id string, verbose bool) (engine.ControllerStatus, error) {
+func (s *Shim) Status(ctx context.Context, id string, verbose bool) (port.ControllerStatus, error) {
 	i, err := s.shims.Get(id)
 	if err != nil {
-		return engine.ControllerStatus{}, err
+		return port.ControllerStatus{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()

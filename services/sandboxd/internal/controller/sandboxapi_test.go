@@ -13,7 +13,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
@@ -40,7 +40,7 @@ func TestSandboxAPI(t *testing.T) {
 	m, ctl := fakeNode(t, dir)
 	ctx := t.Context()
 	id := shimtest.ID()
-	spec := engine.SandboxSpec{
+	spec := port.SandboxSpec{
 		ID:         id,
 		Handler:    shimtest.Fake(t, dir, "sandbox", pod.SandboxerShim),
 		Config:     &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: "p"}},
@@ -97,7 +97,7 @@ func TestSandboxAPIRefusesAndDies(t *testing.T) {
 	dir := shimtest.Dir(t)
 	m, ctl := fakeNode(t, dir)
 	ctx := t.Context()
-	spec := engine.SandboxSpec{
+	spec := port.SandboxSpec{
 		ID:      shimtest.ID(),
 		Handler: shimtest.Fake(t, dir, "sandbox", pod.SandboxerShim),
 		Config:  &criv1.PodSandboxConfig{Annotations: map[string]string{"fake/refuse": "1"}},
@@ -150,7 +150,7 @@ func TestUnknownSandbox(t *testing.T) {
 		if err := ctl.Shutdown(ctx, any); err != nil {
 			t.Errorf("shutdown of %q: %v", any, err)
 		}
-		err := ctl.Create(ctx, engine.SandboxSpec{ID: any, Handler: pod.Handler{Sandboxer: "other"}})
+		err := ctl.Create(ctx, port.SandboxSpec{ID: any, Handler: pod.Handler{Sandboxer: "other"}})
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("create of %q: %v", any, err)
 		}
@@ -158,6 +158,6 @@ func TestUnknownSandbox(t *testing.T) {
 }
 
 var (
-	_ engine.Controller = (*controller.Router)(nil)
-	_ engine.Tasks      = (*controller.Tasks)(nil)
+	_ port.Controller = (*controller.Router)(nil)
+	_ port.Tasks      = (*controller.Tasks)(nil)
 )

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
@@ -44,7 +44,7 @@ func NewTasks(shims *shim.Manager) *Tasks { return &Tasks{shims: shims} }
 
 // Create makes the container's bundle and lets the shim create its first process, which
 // does not run yet. If it fails nothing is left.
-func (t *Tasks) Create(ctx context.Context, spec engine.TaskSpec) (uint32, error) {
+func (t *Tasks) Create(ctx context.Context, spec port.TaskSpec) (uint32, error) {
 	i, err := t.shims.Get(spec.SandboxID)
 	if err != nil {
 		return 0, err
@@ -64,7 +64,7 @@ func (t *Tasks) Create(ctx context.Context, spec engine.TaskSpec) (uint32, error
 	return pid, nil
 }
 
-func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec engine.TaskSpec, options *anypb.Any) (uint32, error) {
+func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec port.TaskSpec, options *anypb.Any) (uint32, error) {
 	req := &taskapi.CreateTaskRequest{
 		ID:       spec.ContainerID,
 		Bundle:   dir,
@@ -117,7 +117,7 @@ func (t *Tasks) Start(ctx context.Context, sandboxID, containerID, execID string
 }
 
 // Exec prepares a further process in a running container.
-func (t *Tasks) Exec(ctx context.Context, sandboxID, containerID string, spec engine.ExecSpec) error {
+func (t *Tasks) Exec(ctx context.Context, sandboxID, containerID string, spec port.ExecSpec) error {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
 		return err
@@ -204,20 +204,20 @@ func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID strin
 
 // State asks for the state of a process. Of a dead shim's container it is what the clean-up
 // found out.
-func (t *Tasks) State(ctx context.Context, sandboxID, containerID, execID string) (engine.TaskState, error) {
+func (t *Tasks) State(ctx context.Context, sandboxID, containerID, execID string) (port.TaskState, error) {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
-		return engine.TaskState{}, err
+		return port.TaskState{}, err
 	}
 	var resp taskapi.StateResponse
 	err = i.Task(ctx, "State", &taskapi.StateRequest{ID: containerID, ExecID: execID}, &resp)
 	if err != nil {
 		if e, ok := i.Exit(containerID); ok && execID == "" {
-			return engine.TaskState{Status: statusStopped, Pid: e.Pid, Exit: e}, nil
+			return port.TaskState{Status: statusStopped, Pid: e.Pid, Exit: e}, nil
 		}
-		return engine.TaskState{}, named(containerID, execID, err)
+		return port.TaskState{}, named(containerID, execID, err)
 	}
-	st := engine.TaskState{
+	st := port.TaskState{
 		Status: strings.ToLower(taskv1.Status_name[int32(resp.GetStatus())]),
 		Pid:    resp.GetPid(),
 	}
@@ -317,7 +317,7 @@ func (t *Tasks) Resume(ctx context.Context, sandboxID, containerID string) error
 }
 
 // Checkpoint writes the state of a container's processes into a folder.
-func (t *Tasks) Checkpoint(ctx context.Context, sandboxID, containerID string, spec engine.CheckpointSpec) error {
+func (t *Tasks) Checkpoint(ctx context.Context, sandboxID, containerID string, spec port.CheckpointSpec) error {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
 		return err
@@ -335,14 +335,14 @@ func (t *Tasks) Checkpoint(ctx context.Context, sandboxID, containerID string, s
 
 // checkpointOptions encodes the options of a checkpoint for a type of shim. The shim protocol
 // has no form of them that all shims know.
-func checkpointOptions(runtimeType string, spec engine.CheckpointSpec) (*anypb.Any, error) {
+func checkpointOptions(runtimeType string, spec port.CheckpointSpec) (*anypb.Any, error) {
 	if shim.TakesRuncOptions(runtimeType) {
 		return typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{
 			Exit: spec.Exit, OpenTcp: spec.OpenTCP, ExternalUnixSockets: spec.ExternalUnixSockets,
 			Terminal: spec.Terminal, FileLocks: spec.FileLocks, ImagePath: spec.ImagePath, WorkPath: spec.WorkPath,
 		})
 	}
-	if (spec != engine.CheckpointSpec{ImagePath: spec.ImagePath}) {
+	if (spec != port.CheckpointSpec{ImagePath: spec.ImagePath}) {
 		return nil, fmt.Errorf("checkpoint options for a shim of type %q: %w", runtimeType, errdefs.ErrNotImplemented)
 	}
 	return nil, nil

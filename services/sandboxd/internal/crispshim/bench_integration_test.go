@@ -19,7 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
@@ -124,7 +124,7 @@ func (s *bench) startOne(b *testing.B, m *shim.Manager) string {
 func (s *bench) container(b *testing.B, tasks *controller.Tasks, sandboxID, rootfs string) string {
 	b.Helper()
 	id := shimtest.ID()
-	_, err := tasks.Create(b.Context(), engine.TaskSpec{
+	_, err := tasks.Create(b.Context(), port.TaskSpec{
 		SandboxID: sandboxID, ContainerID: id, Handler: s.handler,
 		Rootfs: []mount.Mount{{Type: "bind", Source: rootfs, Options: []string{"rbind", "ro"}}},
 		Spec:   shimtest.Spec(b, sandboxID, id, false, "/bin/sleep", "1000"),
@@ -177,7 +177,7 @@ func (s *bench) runMany(b *testing.B, m *shim.Manager, tasks *controller.Tasks, 
 func (s *bench) execOne(b *testing.B, tasks *controller.Tasks, sandboxID, id string) {
 	b.Helper()
 	execID := shimtest.ID()
-	err := tasks.Exec(b.Context(), sandboxID, id, engine.ExecSpec{ID: execID, Process: shimtest.Process("/bin/true")})
+	err := tasks.Exec(b.Context(), sandboxID, id, port.ExecSpec{ID: execID, Process: shimtest.Process("/bin/true")})
 	if err == nil {
 		_, err = tasks.Start(b.Context(), sandboxID, id, execID)
 	}

@@ -1,11 +1,18 @@
-// Package engine holds the use cases of sandboxd: preparing, committing, aborting,
-// stopping and removing sandboxes and containers, following the ends of processes, and
-// finding everything again after a restart.
+// Package engine puts the use cases of sandboxd together and finds everything again after a
+// restart. The use cases are in the packages below it:
 //
-// Truth: a record is the last value that was written to the store; memory holds the same
-// value and answers all reads. Records are never changed in place: an operation clones
-// one, writes the clone, and only then shows it. So readers take no lock and see only what
-// is durable.
+//	sandbox    preparing, committing, stopping and removing sandboxes
+//	container  preparing, committing, changing and removing containers
+//	task       starting, following and stopping the processes of containers
+//	exec       further processes, and clients connected to processes
+//	view       what is shown to callers, plugins and operators
+//	table      all objects with their records, names and sessions
+//	event      the events that are owed to the world
+//	work       what outlives a call
+//	port       what the engine needs of the world outside
+//
+// Imports point down: engine → sandbox → container → task, exec, view → table → event,
+// work, port.
 //
 // Concurrency: operations on one sandbox or one container take turns (a slot per object,
 // waited for under the caller's context); operations on different objects never wait for

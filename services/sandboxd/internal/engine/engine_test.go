@@ -29,11 +29,11 @@ func containerConfig(name string) *criv1.ContainerConfig {
 
 func runPod(t *testing.T, n *node, name string) string {
 	t.Helper()
-	rec, existing, err := n.PrepareSandbox(t.Context(), "gw", podConfig(name), "")
+	rec, existing, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig(name), "")
 	if err != nil || existing {
 		t.Fatalf("prepare: existing=%t, %v", existing, err)
 	}
-	err = n.CommitSandbox(t.Context(), rec.GetId())
+	err = n.Sandboxes.Commit(t.Context(), rec.GetId())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,11 +42,11 @@ func runPod(t *testing.T, n *node, name string) string {
 
 func createContainer(t *testing.T, n *node, sandboxID, name string) string {
 	t.Helper()
-	id, _, err := n.PrepareContainer(t.Context(), "gw", sandboxID, containerConfig(name))
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", sandboxID, containerConfig(name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = n.CommitContainer(t.Context(), id, nil)
+	err = n.Containers.Commit(t.Context(), id, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func createContainer(t *testing.T, n *node, sandboxID, name string) string {
 func startContainer(t *testing.T, n *node, sandboxID, name string) string {
 	t.Helper()
 	id := createContainer(t, n, sandboxID, name)
-	err := n.StartContainer(t.Context(), id)
+	err := n.Tasks.Start(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func startContainer(t *testing.T, n *node, sandboxID, name string) string {
 
 func state(t *testing.T, n *node, id string) *recordv1.Container {
 	t.Helper()
-	rec, err := n.ContainerRecord(id)
+	rec, err := n.Views.Container(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,27 +88,27 @@ func topics(t *testing.T, n *node) []string {
 func TestSandboxIsSeenOnlyAfterCommit(t *testing.T) {
 	n := start(t, newWorld(t), "boot")
 	n.session(t, "gw")
-	rec, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	rec, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if list, _ := n.SandboxRecords(); len(list) != 0 {
+	if list, _ := n.Views.Sandboxes(); len(list) != 0 {
 		t.Errorf("prepared sandbox is listed: %v", list)
 	}
-	if _, err := n.SandboxRecord(rec.GetId()); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := n.Views.Sandbox(rec.GetId()); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("status of a prepared sandbox: %v, want not found", err)
 	}
-	_, _, err = n.PrepareContainer(t.Context(), "gw", rec.GetId(), containerConfig("c"))
+	_, _, err = n.Containers.Prepare(t.Context(), "gw", rec.GetId(), containerConfig("c"))
 	if !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("container in a prepared sandbox: %v, want not found", err)
 	}
 	for range 2 { // a commit is idempotent
-		err = n.CommitSandbox(t.Context(), rec.GetId())
+		err = n.Sandboxes.Commit(t.Context(), rec.GetId())
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := n.SandboxRecord(rec.GetId())
+	got, err := n.Views.Sandbox(rec.GetId())
 	if err != nil || !slices.Equal(got.GetIps(), []string{"10.0.0.2", "fd00::2"}) {
 		t.Errorf("record = %v, %v", got, err)
 	}
@@ -118,13 +118,13 @@ func TestRepeatedRequestGetsTheSameSandbox(t *testing.T) {
 	n := start(t, newWorld(t), "boot")
 	n.session(t, "gw")
 	id := runPod(t, n, "a")
-	rec, existing, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	rec, existing, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if err != nil || !existing || rec.GetId() != id {
 		t.Errorf("repeat = %s, %t, %v; want %s", rec.GetId(), existing, err, id)
 	}
 	other := podConfig("a")
 	other.Hostname = "other"
-	_, _, err = n.PrepareSandbox(t.Context(), "gw", other, "")
+	_, _, err = n.Sandboxes.Prepare(t.Context(), "gw", other, "")
 	if !errors.Is(err, errdefs.ErrAlreadyExists) {
 		t.Errorf("same name, other configuration: %v, want already exists", err)
 	}
@@ -139,7 +139,7 @@ func TestFailedPreparationLeavesNothing(t *testing.T) {
 			n := start(t, newWorld(t), "boot")
 			n.session(t, "gw")
 			n.w.set(op, errInjected)
-			_, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+			_, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 			if !errors.Is(err, errInjected) {
 				t.Fatalf("error = %v", err)
 			}
@@ -158,7 +158,7 @@ func TestNetworkThatCannotBeReleasedIsReleasedLater(t *testing.T) {
 	n.session(t, "gw")
 	w.set("controller.start", errInjected)
 	w.set("network.detach", errInjected)
-	_, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	_, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if !errors.Is(err, errInjected) {
 		t.Fatalf("error = %v", err)
 	}
@@ -179,11 +179,11 @@ func TestLostSessionIsAborted(t *testing.T) {
 	n := start(t, newWorld(t), "boot")
 	lose := n.session(t, "gw")
 	id := runPod(t, n, "kept")
-	_, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	_, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cid, _, err := n.PrepareContainer(t.Context(), "gw", id, containerConfig("c"))
+	cid, _, err := n.Containers.Prepare(t.Context(), "gw", id, containerConfig("c"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestLostSessionIsAborted(t *testing.T) {
 	eventually(t, "only the committed sandbox is left", func() bool {
 		return len(n.w.held()) == 5 && !slices.Contains(n.w.held(), "rootfs "+cid)
 	})
-	_, _, err = n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	_, _, err = n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("preparation in a lost session: %v, want unavailable", err)
 	}
@@ -212,12 +212,12 @@ func TestContainerLifeAndEvents(t *testing.T) {
 		t.Errorf("times out of order: %v", rec)
 	}
 	for range 2 { // removal is idempotent
-		_, err := n.RemoveContainer(t.Context(), id)
+		_, err := n.Containers.Remove(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := n.RemoveSandbox(t.Context(), sid)
+	err := n.Sandboxes.Remove(t.Context(), sid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestFailedStartIsAStartError(t *testing.T) {
 			sid := runPod(t, n, "a")
 			id := createContainer(t, n, sid, "c")
 			n.w.set(op, errInjected)
-			err := n.StartContainer(t.Context(), id)
+			err := n.Tasks.Start(t.Context(), id)
 			if !errors.Is(err, errInjected) {
 				t.Fatalf("error = %v", err)
 			}
@@ -250,11 +250,11 @@ func TestFailedStartIsAStartError(t *testing.T) {
 				t.Errorf("record = %v", rec)
 			}
 			n.w.set(op, nil)
-			err = n.StartContainer(t.Context(), id)
+			err = n.Tasks.Start(t.Context(), id)
 			if !errors.Is(err, errdefs.ErrFailedPrecondition) {
 				t.Errorf("second start: %v, want failed precondition", err)
 			}
-			_, err = n.RemoveContainer(t.Context(), id)
+			_, err = n.Containers.Remove(t.Context(), id)
 			if err != nil {
 				t.Errorf("remove: %v", err)
 			}
@@ -274,7 +274,7 @@ func TestShortestStopTimeoutWinsAndSignalIsSentOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			_, err := n.StopContainer(t.Context(), id, time.Hour)
+			_, err := n.Containers.Stop(t.Context(), id, time.Hour)
 			if err != nil {
 				t.Error(err)
 			}
@@ -285,7 +285,7 @@ func TestShortestStopTimeoutWinsAndSignalIsSentOnce(t *testing.T) {
 		defer n.w.mu.Unlock()
 		return len(p.signals) > 0
 	})
-	_, err = n.StopContainer(t.Context(), id, 0)
+	_, err = n.Containers.Stop(t.Context(), id, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func TestStoppingRacesWithCreating(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
-				err := n.StopSandbox(t.Context(), sid)
+				err := n.Sandboxes.Stop(t.Context(), sid)
 				if err != nil {
 					t.Errorf("stop: %v", err)
 				}
@@ -316,12 +316,12 @@ func TestStoppingRacesWithCreating(t *testing.T) {
 		}
 		for _, name := range []string{"x", "y", "z"} {
 			wg.Go(func() {
-				id, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig(name))
+				id, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig(name))
 				if err == nil {
-					err = n.CommitContainer(t.Context(), id, nil)
+					err = n.Containers.Commit(t.Context(), id, nil)
 				}
 				if err == nil {
-					err = n.StartContainer(t.Context(), id)
+					err = n.Tasks.Start(t.Context(), id)
 				}
 				if err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
 					t.Errorf("create and start: %v", err)
@@ -329,13 +329,13 @@ func TestStoppingRacesWithCreating(t *testing.T) {
 			})
 		}
 		wg.Go(func() {
-			err := n.RemoveSandbox(t.Context(), sid)
+			err := n.Sandboxes.Remove(t.Context(), sid)
 			if err != nil {
 				t.Errorf("remove: %v", err)
 			}
 		})
 		wg.Wait()
-		err := n.RemoveSandbox(t.Context(), sid)
+		err := n.Sandboxes.Remove(t.Context(), sid)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -353,11 +353,11 @@ func TestRestartFindsEverything(t *testing.T) {
 	running := startContainer(t, n, sid, "running")
 	ended := startContainer(t, n, sid, "ended")
 	created := createContainer(t, n, sid, "created")
-	_, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("half"), "")
+	_, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("half"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	half, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig("half"))
+	half, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("half"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestRestartFindsEverything(t *testing.T) {
 	if got := state(t, n, running).GetState(); got != recordv1.ContainerState_CONTAINER_STATE_RUNNING {
 		t.Errorf("running container is %v", got)
 	}
-	err = n.StartContainer(t.Context(), created)
+	err = n.Tasks.Start(t.Context(), created)
 	if err != nil {
 		t.Errorf("start of a container made before the restart: %v", err)
 	}
@@ -407,12 +407,12 @@ func TestRebootEndsEverything(t *testing.T) {
 	}
 	next := podConfig("a")
 	next.Metadata.Attempt = 1
-	_, _, err := n.PrepareSandbox(t.Context(), "gw", next, "")
+	_, _, err := n.Sandboxes.Prepare(t.Context(), "gw", next, "")
 	if err != nil {
 		t.Errorf("next attempt: %v", err)
 	}
 	eventually(t, "network of before the reboot released", func() bool { return !slices.Contains(w.held(), "network "+sid) })
-	err = n.RemoveSandbox(t.Context(), sid)
+	err = n.Sandboxes.Remove(t.Context(), sid)
 	if err != nil {
 		t.Errorf("remove: %v", err)
 	}

@@ -30,24 +30,24 @@ func TestImageVolumes(t *testing.T) {
 	n.session(t, "gw")
 	pod := runPod(t, n, "p")
 	cfg := volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: &criv1.ImageSpec{Image: "data"}, ImageSubPath: "x"})
-	id, _, err := n.PrepareContainer(t.Context(), "gw", pod, cfg)
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.CommitContainer(t.Context(), id, nil); err != nil {
+	if err := n.Containers.Commit(t.Context(), id, nil); err != nil {
 		t.Fatal(err)
 	}
-	rec, err := n.ContainerRecord(id)
+	rec, err := n.Views.Container(id)
 	if err != nil || rec.GetConfig().GetMounts()[1].GetImage().GetImageRef() != "sha256:1" {
 		t.Errorf("recorded mounts: %v %v", rec.GetConfig().GetMounts(), err)
 	}
 	if cfg.GetMounts()[1].GetImage().GetImageRef() != "" {
 		t.Error("the request was changed")
 	}
-	if again, existing, err := n.PrepareContainer(t.Context(), "gw", pod, cfg); err != nil || !existing || again != id {
+	if again, existing, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg); err != nil || !existing || again != id {
 		t.Errorf("same request: %q %t %v", again, existing, err)
 	}
-	if users := n.ImageUsers(t.Context(), "sha256:1"); !slices.Equal(users, []string{id}) {
+	if users := n.Views.ImageUsers(t.Context(), "sha256:1"); !slices.Equal(users, []string{id}) {
 		t.Errorf("users of the image: %v", users)
 	}
 
@@ -58,7 +58,7 @@ func TestImageVolumes(t *testing.T) {
 	if got := held(w, "volumes"); got != 1 {
 		t.Errorf("%d volumes held after a restart: %v", got, w.held())
 	}
-	if _, err := n.RemoveContainer(t.Context(), id); err != nil {
+	if _, err := n.Containers.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	if got := held(w, "volumes"); got != 0 {
@@ -72,19 +72,19 @@ func TestStoppedSandboxReleasesImageVolumes(t *testing.T) {
 	n.session(t, "gw")
 	pod := runPod(t, n, "p")
 	m := &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: &criv1.ImageSpec{Image: "data"}}
-	id, _, err := n.PrepareContainer(t.Context(), "gw", pod, volumeConfig("c", m))
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", m))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.CommitContainer(t.Context(), id, nil); err != nil {
+	if err := n.Containers.Commit(t.Context(), id, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.set("volumes.release", errInjected)
-	if err := n.StopSandbox(t.Context(), pod); err == nil {
+	if err := n.Sandboxes.Stop(t.Context(), pod); err == nil {
 		t.Error("stopped although a volume is held")
 	}
 	w.set("volumes.release", nil)
-	if err := n.StopSandbox(t.Context(), pod); err != nil {
+	if err := n.Sandboxes.Stop(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	if got := held(w, "volumes"); got != 0 {
@@ -110,7 +110,7 @@ func TestBadImageVolumesLeaveNothing(t *testing.T) {
 	} {
 		c.mount.ContainerPath = "/v"
 		before := len(w.held())
-		if _, _, err := n.PrepareContainer(t.Context(), "gw", pod, volumeConfig("c", c.mount)); !c.is(err) {
+		if _, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", c.mount)); !c.is(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if after := w.held(); len(after) != before {
@@ -118,7 +118,7 @@ func TestBadImageVolumesLeaveNothing(t *testing.T) {
 		}
 	}
 	w.set("volumes.mount", errInjected)
-	_, _, err := n.PrepareContainer(t.Context(), "gw", pod, volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: image("data")}))
+	_, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: image("data")}))
 	if err == nil || !strings.Contains(err.Error(), "ImageVolumeMountFailed") {
 		t.Errorf("failed mount: %v", err)
 	}

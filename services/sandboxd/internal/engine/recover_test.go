@@ -23,7 +23,7 @@ func TestHalfStartedContainerCanBeStartedAfterARestart(t *testing.T) {
 			w.procs[id] = &proc{state: left, done: make(chan struct{})}
 
 			n = start(t, w, "boot")
-			err := n.StartContainer(t.Context(), id)
+			err := n.Tasks.Start(t.Context(), id)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,9 +39,9 @@ func TestHalfStartedContainerCanBeStartedAfterARestart(t *testing.T) {
 func TestIDsAreNotUnknownBeforeRecovery(t *testing.T) {
 	n := engine.New(t.Context(), engine.Config{}, engine.Ports{}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
 	defer n.Close()
-	_, sandboxErr := n.SandboxID("a")
-	_, containerErr := n.ContainerID("a")
-	for _, err := range []error{sandboxErr, containerErr, n.CommitSandbox(t.Context(), "a"), n.CommitContainer(t.Context(), "a", nil)} {
+	_, sandboxErr := n.Views.SandboxID("a")
+	_, containerErr := n.Views.ContainerID("a")
+	for _, err := range []error{sandboxErr, containerErr, n.Sandboxes.Commit(t.Context(), "a"), n.Containers.Commit(t.Context(), "a", nil)} {
 		if !errdefs.IsUnavailable(err) {
 			t.Errorf("%v, want an unavailable error", err)
 		}

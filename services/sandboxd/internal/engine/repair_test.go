@@ -19,7 +19,7 @@ func TestFailedUndoIsRepeated(t *testing.T) {
 	n.session(t, "gw")
 	w.set("controller.start", errInjected)
 	w.set("namespaces.unpin", errInjected)
-	if _, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), ""); !errors.Is(err, errInjected) {
+	if _, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), ""); !errors.Is(err, errInjected) {
 		t.Fatalf("prepare: %v", err)
 	}
 	w.set("controller.start", nil)
@@ -29,13 +29,13 @@ func TestFailedUndoIsRepeated(t *testing.T) {
 	w.set("rootfs.accounts", errInjected)
 	w.set("rootfs.remove", errInjected)
 	sid := runPod(t, n, "b")
-	if _, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig("c")); !errors.Is(err, errInjected) {
+	if _, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c")); !errors.Is(err, errInjected) {
 		t.Fatalf("prepare container: %v", err)
 	}
 	w.set("rootfs.accounts", nil)
 	w.set("rootfs.remove", nil)
 	eventually(t, "the name is free", func() bool {
-		_, _, err := n.PrepareContainer(t.Context(), "gw", sid, containerConfig("c"))
+		_, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c"))
 		return err == nil
 	})
 }
@@ -51,7 +51,7 @@ func TestFailedStartEndsTheTask(t *testing.T) {
 			id := createContainer(t, n, sid, "c")
 			w.set(op, errInjected)
 			w.set("tasks.delete", errInjected)
-			if err := n.StartContainer(t.Context(), id); !errors.Is(err, errInjected) {
+			if err := n.Tasks.Start(t.Context(), id); !errors.Is(err, errInjected) {
 				t.Fatalf("start: %v", err)
 			}
 			rec := state(t, n, id)
@@ -122,7 +122,7 @@ func TestCreatedContainerEndsWithTheNode(t *testing.T) {
 	if rec.GetState() != recordv1.ContainerState_CONTAINER_STATE_EXITED || rec.GetExitCode() == 0 || rec.GetReason() != pod.ReasonUnknown || rec.GetFinishedAt() == nil {
 		t.Errorf("record = %v", rec)
 	}
-	if err := n.RemoveSandbox(t.Context(), sid); err != nil {
+	if err := n.Sandboxes.Remove(t.Context(), sid); err != nil {
 		t.Errorf("remove: %v", err)
 	}
 }
@@ -134,11 +134,11 @@ func TestRemovalClearsTheCgroup(t *testing.T) {
 	n.session(t, "gw")
 	id := startContainer(t, n, runPod(t, n, "a"), "c")
 	w.set("cgroups.clear", errInjected)
-	if _, err := n.RemoveContainer(t.Context(), id); !errors.Is(err, errInjected) {
+	if _, err := n.Containers.Remove(t.Context(), id); !errors.Is(err, errInjected) {
 		t.Errorf("remove: %v", err)
 	}
 	w.set("cgroups.clear", nil)
-	if _, err := n.RemoveContainer(t.Context(), id); err != nil {
+	if _, err := n.Containers.Remove(t.Context(), id); err != nil {
 		t.Errorf("remove again: %v", err)
 	}
 }

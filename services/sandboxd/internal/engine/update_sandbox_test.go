@@ -28,19 +28,19 @@ func TestSandboxUpdateReachesShimAndRecord(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n := start(t, newWorld(t), "boot")
 			n.session(t, "gw")
-			rec, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), tc.handler)
+			rec, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), tc.handler)
 			if err != nil {
 				t.Fatal(err)
 			}
 			id := rec.GetId()
-			if _, err := n.UpdateSandbox(t.Context(), id, nil, memory(1)); !errdefs.IsFailedPrecondition(err) {
+			if _, err := n.Sandboxes.Update(t.Context(), id, nil, memory(1)); !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("update of a prepared sandbox: %v", err)
 			}
-			if err := n.CommitSandbox(t.Context(), id); err != nil {
+			if err := n.Sandboxes.Commit(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
 			n.w.set("controller.update", tc.shim)
-			got, err := n.UpdateSandbox(t.Context(), id, memory(5), memory(100))
+			got, err := n.Sandboxes.Update(t.Context(), id, memory(5), memory(100))
 			if !tc.refused {
 				if err != nil || got.GetResources().GetMemoryLimitInBytes() != 100 || got.GetOverhead().GetMemoryLimitInBytes() != 5 {
 					t.Errorf("update: %v, %v", got, err)
@@ -53,7 +53,7 @@ func TestSandboxUpdateReachesShimAndRecord(t *testing.T) {
 			if !errors.Is(err, tc.shim) || !strings.Contains(fmt.Sprint(err), id) {
 				t.Errorf("update: %v", err)
 			}
-			if kept, err := n.SandboxRecord(id); err != nil || kept.GetResources() != nil {
+			if kept, err := n.Views.Sandbox(id); err != nil || kept.GetResources() != nil {
 				t.Errorf("record after a refusal: %v, %v", kept.GetResources(), err)
 			}
 		})
@@ -65,25 +65,25 @@ func TestCommitOfALostPreparationCanBeRepeatedFromTheStart(t *testing.T) {
 	n := start(t, w, "boot")
 	n.session(t, "gw")
 	pod := runPod(t, n, "kept")
-	sb, _, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+	sb, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ct, _, err := n.PrepareContainer(t.Context(), "gw", pod, containerConfig("c"))
+	ct, _, err := n.Containers.Prepare(t.Context(), "gw", pod, containerConfig("c"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.close()
 	n = start(t, w, "boot")
 	n.session(t, "gw")
-	if err := n.CommitSandbox(t.Context(), sb.GetId()); !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
+	if err := n.Sandboxes.Commit(t.Context(), sb.GetId()); !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
 		t.Errorf("sandbox: %v", err)
 	}
-	if err := n.CommitContainer(t.Context(), ct, nil); !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
+	if err := n.Containers.Commit(t.Context(), ct, nil); !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) {
 		t.Errorf("container: %v", err)
 	}
 	eventually(t, "the name is free again", func() bool {
-		again, existing, err := n.PrepareSandbox(t.Context(), "gw", podConfig("a"), "")
+		again, existing, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("a"), "")
 		return err == nil && !existing && again.GetId() != sb.GetId()
 	})
 }

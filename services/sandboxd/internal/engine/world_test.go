@@ -24,6 +24,7 @@ import (
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
@@ -130,7 +131,7 @@ func start(t *testing.T, w *world, bootID string) *node {
 		t.Fatal(err)
 	}
 	e := engine.New(t.Context(), engine.Config{
-		Handlers: map[string]pod.Handler{"runc": {Name: "runc"}, "vm": {Name: "vm", Sandboxer: pod.SandboxerShim}}, DefaultHandler: "runc", BootID: bootID,
+		Handlers: pod.Handlers{ByName: map[string]pod.Handler{"runc": {Name: "runc"}, "vm": {Name: "vm", Sandboxer: pod.SandboxerShim}}, Default: "runc"}, BootID: bootID,
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
 		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
@@ -268,7 +269,7 @@ func (network) Dial(context.Context, string, int) (net.Conn, error) {
 
 type namespaces struct{ w *world }
 
-func (n namespaces) Pin(_ context.Context, id string, _ engine.PinRequest) (map[string]string, error) {
+func (n namespaces) Pin(_ context.Context, id string, _ port.PinRequest) (map[string]string, error) {
 	return map[string]string{"network": "/ns/" + id}, n.w.do("namespaces.pin", func() { n.w.holds["namespaces "+id] = true })
 }
 
@@ -288,12 +289,12 @@ func (f files) Remove(_ context.Context, id string) error {
 
 type controller struct{ w *world }
 
-func (c controller) Create(_ context.Context, spec engine.SandboxSpec) error {
+func (c controller) Create(_ context.Context, spec port.SandboxSpec) error {
 	return c.w.do("controller.create", func() { c.w.holds["bundle "+spec.ID] = true })
 }
 
-func (c controller) Start(_ context.Context, id string) (engine.Instance, error) {
-	return engine.Instance{CreatedAt: time.Now()}, c.w.do("controller.start", func() { c.w.holds["shim "+id] = true })
+func (c controller) Start(_ context.Context, id string) (port.Instance, error) {
+	return port.Instance{CreatedAt: time.Now()}, c.w.do("controller.start", func() { c.w.holds["shim "+id] = true })
 }
 
 func (controller) Platform(context.Context, string) (ocispec.Platform, error) {
@@ -305,10 +306,10 @@ func (c controller) Wait(ctx context.Context, _ string) (pod.Exit, error) {
 	return pod.Exit{}, ctx.Err()
 }
 
-func (c controller) Status(_ context.Context, id string, _ bool) (engine.ControllerStatus, error) {
+func (c controller) Status(_ context.Context, id string, _ bool) (port.ControllerStatus, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return engine.ControllerStatus{Alive: c.w.holds["shim "+id]}, nil
+	return port.ControllerStatus{Alive: c.w.holds["shim "+id]}, nil
 }
 
 func (c controller) Shutdown(_ context.Context, id string) error {
@@ -331,7 +332,7 @@ type tasks struct{ w *world }
 // onlyBundle is the state of a task that has a bundle and is not known to its shim.
 const onlyBundle = "only a bundle"
 
-func (k tasks) Create(_ context.Context, spec engine.TaskSpec) (uint32, error) {
+func (k tasks) Create(_ context.Context, spec port.TaskSpec) (uint32, error) {
 	if _, err := k.w.proc(spec.ContainerID); err == nil {
 		return 0, errdefs.ErrAlreadyExists
 	}
@@ -343,7 +344,7 @@ func (k tasks) Create(_ context.Context, spec engine.TaskSpec) (uint32, error) {
 func (k tasks) Start(_ context.Context, _, id, _ string) (uint32, error) {
 	return 42, k.w.do("tasks.start", func() { k.w.procs[id].state = "running" })
 }
-func (tasks) Exec(context.Context, string, string, engine.ExecSpec) error { return nil }
+func (tasks) Exec(context.Context, string, string, port.ExecSpec) error { return nil }
 func (k tasks) Wait(ctx context.Context, _, id, _ string) (pod.Exit, error) {
 	p, err := k.w.proc(id)
 	if err != nil {
@@ -381,15 +382,15 @@ func (k tasks) Delete(_ context.Context, _, id, _ string) (pod.Exit, error) {
 	return p.exit, k.w.do("tasks.delete", func() { delete(k.w.procs, id) })
 }
 
-func (k tasks) State(_ context.Context, _, id, _ string) (engine.TaskState, error) {
+func (k tasks) State(_ context.Context, _, id, _ string) (port.TaskState, error) {
 	p, err := k.w.proc(id)
 	if err != nil {
-		return engine.TaskState{}, err
+		return port.TaskState{}, err
 	}
 	if p.state == onlyBundle {
-		return engine.TaskState{}, errdefs.ErrNotFound
+		return port.TaskState{}, errdefs.ErrNotFound
 	}
-	return engine.TaskState{Status: p.state, Pid: 42}, nil
+	return port.TaskState{Status: p.state, Pid: 42}, nil
 }
 func (tasks) Pids(context.Context, string, string) ([]uint32, error) { return nil, nil }
 func (tasks) ResizePty(context.Context, string, string, string, pod.TerminalSize) error {
@@ -402,13 +403,13 @@ func (k tasks) Update(context.Context, string, string, *specs.LinuxResources, ma
 func (tasks) Stats(context.Context, string, string) (*anypb.Any, error) { return nil, nil }
 func (tasks) Pause(context.Context, string, string) error               { return nil }
 func (tasks) Resume(context.Context, string, string) error              { return nil }
-func (tasks) Checkpoint(context.Context, string, string, engine.CheckpointSpec) error {
+func (tasks) Checkpoint(context.Context, string, string, port.CheckpointSpec) error {
 	return nil
 }
 
 type ioPort struct{ w *world }
 
-func (i ioPort) Open(_ context.Context, id string, _ engine.IOSpec) (pod.Stdio, error) {
+func (i ioPort) Open(_ context.Context, id string, _ port.IOSpec) (pod.Stdio, error) {
 	return pod.Stdio{}, i.w.do("io.open", func() { i.w.holds["io "+id] = true })
 }
 func (ioPort) ReopenLog(context.Context, string) error           { return nil }
@@ -418,19 +419,19 @@ func (i ioPort) Close(_ context.Context, id string) error {
 	return i.w.do("io.close", func() { delete(i.w.holds, "io "+id) })
 }
 
-func (ioPort) OpenExec(context.Context, string, string, bool, pod.Streams) (engine.ExecIO, error) {
+func (ioPort) OpenExec(context.Context, string, string, bool, pod.Streams) (port.ExecIO, error) {
 	return nil, errdefs.ErrNotImplemented
 }
 
 type specPort struct{}
 
-func (specPort) Container(_ context.Context, in engine.SpecInput) (*specs.Spec, engine.SpecResult, error) {
+func (specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, port.SpecResult, error) {
 	if len(in.Container.GetCommand()) == 0 {
-		return nil, engine.SpecResult{}, fmt.Errorf("command: %w", errdefs.ErrInvalidArgument)
+		return nil, port.SpecResult{}, fmt.Errorf("command: %w", errdefs.ErrInvalidArgument)
 	}
-	return &specs.Spec{Process: &specs.Process{Args: in.Container.GetCommand()}, Linux: &specs.Linux{CgroupsPath: "/" + in.ContainerID}}, engine.SpecResult{}, nil
+	return &specs.Spec{Process: &specs.Process{Args: in.Container.GetCommand()}, Linux: &specs.Linux{CgroupsPath: "/" + in.ContainerID}}, port.SpecResult{}, nil
 }
-func (specPort) Init(engine.SpecInput) (*specs.Spec, error)     { return &specs.Spec{}, nil }
+func (specPort) Init(port.SpecInput) (*specs.Spec, error)       { return &specs.Spec{}, nil }
 func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
 func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	for _, kv := range adj.GetEnv() {
@@ -482,8 +483,8 @@ func (g cgroups) Clear(_ context.Context, id, _ string) error {
 
 var errInjected = errors.New("injected")
 
-func (specPort) PinRequest(*criv1.PodSandboxConfig) (engine.PinRequest, error) {
-	return engine.PinRequest{Network: true}, nil
+func (specPort) PinRequest(*criv1.PodSandboxConfig) (port.PinRequest, error) {
+	return port.PinRequest{Network: true}, nil
 }
 
 func (namespaces) List() ([]string, error) { return nil, nil }

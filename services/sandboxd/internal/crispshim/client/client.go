@@ -24,7 +24,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/attach"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -34,7 +34,7 @@ const RuntimeType = "io.containerd.crisp.v1"
 // Execs are the streams of execs, as package containerio has them.
 type Execs interface {
 	// OpenExec makes the FIFOs of an exec and connects the client.
-	OpenExec(ctx context.Context, containerID, execID string, terminal bool, streams pod.Streams) (engine.ExecIO, error)
+	OpenExec(ctx context.Context, containerID, execID string, terminal bool, streams pod.Streams) (port.ExecIO, error)
 	// Close removes the FIFOs of a container's execs.
 	Close(ctx context.Context, containerID string) error
 }
@@ -57,14 +57,14 @@ type IO struct {
 	inputs sync.WaitGroup
 }
 
-var _ engine.IO = (*IO)(nil)
+var _ port.IO = (*IO)(nil)
 
 // New returns the IO.
 func New(cfg Config) *IO { return &IO{cfg: cfg} }
 
 // Open names the streams for the shim, which opens them. Nothing needs to be done after a
 // restart.
-func (o *IO) Open(_ context.Context, _ string, spec engine.IOSpec) (pod.Stdio, error) {
+func (o *IO) Open(_ context.Context, _ string, spec port.IOSpec) (pod.Stdio, error) {
 	out := stdio.LogName(spec.LogPath, o.cfg.MaxLineSize)
 	s := pod.Stdio{Stdout: out, Terminal: spec.Terminal}
 	if !spec.Terminal {
@@ -99,7 +99,7 @@ func (o *IO) Close(ctx context.Context, containerID string) error {
 }
 
 // OpenExec makes the FIFOs of an exec and connects the client.
-func (o *IO) OpenExec(ctx context.Context, containerID, execID string, terminal bool, streams pod.Streams) (engine.ExecIO, error) {
+func (o *IO) OpenExec(ctx context.Context, containerID, execID string, terminal bool, streams pod.Streams) (port.ExecIO, error) {
 	return o.cfg.Execs.OpenExec(ctx, containerID, execID, terminal, streams)
 }
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/attach"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -35,7 +35,7 @@ type process struct {
 }
 
 // setup serves one container, "c", under a folder whose name is too long for a socket.
-func setup(t *testing.T, spec engine.IOSpec) (*IO, *process) {
+func setup(t *testing.T, spec port.IOSpec) (*IO, *process) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -104,7 +104,7 @@ func (p *process) exit() {
 
 func TestAttachAndDrain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	o, p := setup(t, engine.IOSpec{LogPath: path, Stdin: true, StdinOnce: true})
+	o, p := setup(t, port.IOSpec{LogPath: path, Stdin: true, StdinOnce: true})
 	var out, errs bytes.Buffer
 	done := make(chan error, 1)
 	go func() {
@@ -149,7 +149,7 @@ func TestAttachAndDrain(t *testing.T) {
 
 // Clients of a silent process that does not read leave without a trace.
 func TestClientsGo(t *testing.T) {
-	o, _ := setup(t, engine.IOSpec{Stdin: true})
+	o, _ := setup(t, port.IOSpec{Stdin: true})
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -167,7 +167,7 @@ func TestClientsGo(t *testing.T) {
 // A client that does not read is cut off; the log has everything.
 func TestSlowClient(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	o, p := setup(t, engine.IOSpec{LogPath: path})
+	o, p := setup(t, port.IOSpec{LogPath: path})
 	blocked := make(chan struct{})
 	done := make(chan error, 1)
 	go func() { done <- o.Attach(t.Context(), "c", pod.Streams{Stdout: blockingWriter(blocked)}) }()

@@ -1,4 +1,10 @@
-package engine
+// Package port declares what the engine needs of the world outside: images, networks,
+// namespaces, shims, streams, specifications. Adapters implement these interfaces and know
+// nothing else of the engine; the use cases know nothing else of the adapters.
+//
+// Implementations are safe for concurrent use. They return errdefs errors; each method says
+// which ones have a meaning to the engine. Calls end with their context.
+package port
 
 import (
 	"context"

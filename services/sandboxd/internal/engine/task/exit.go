@@ -1,15 +1,16 @@
-package engine
+package task
 
 import (
 	"context"
 	"log/slog"
 	"time"
 
-	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/event"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -21,80 +22,77 @@ const (
 	deletionTime = 3 * time.Second
 	// deleteTime bounds one attempt to delete an ended task.
 	deleteTime = 30 * time.Second
-
-	retryFirst = 500 * time.Millisecond
-	retryMost  = time.Minute
+	// againTime is the pause between two looks at a task that must go.
+	againTime = 500 * time.Millisecond
 )
 
 // followExit waits for the end of a container's first process and deals with it. Each
 // container has its own follower, so that a slow end delays nobody else's.
-func (e *Engine) followExit(c *container) {
-	e.background(func(ctx context.Context) {
-		exit, err := e.p.Tasks.Wait(ctx, c.sandbox.id, c.id, "")
+func (d *Driver) followExit(c *table.Container) {
+	d.p.Work.Go(func(ctx context.Context) {
+		exit, err := d.p.Tasks.Wait(ctx, c.Sandbox.ID, c.ID, "")
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
 			if !errdefs.IsNotFound(err) {
-				e.log.WarnContext(ctx, "end of a container is not known", slog.String("container_id", c.id), slog.Any("error", err))
+				d.p.Log.WarnContext(ctx, "end of a container is not known", slog.String("container_id", c.ID), slog.Any("error", err))
 			}
 			exit = pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}
 			// Who is shown as ended must not run on.
-			err := e.p.Cgroups.Clear(ctx, c.id, c.rec.Load().GetCgroupsPath())
+			err := d.p.Cgroups.Clear(ctx, c.ID, c.Record().GetCgroupsPath())
 			if err != nil {
-				e.log.WarnContext(ctx, "cgroup of a lost container is not cleared", slog.String("container_id", c.id), slog.Any("error", err))
+				d.p.Log.WarnContext(ctx, "cgroup of a lost container is not cleared", slog.String("container_id", c.ID), slog.Any("error", err))
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.started:
+		case <-c.Started():
 		}
-		if c.rec.Load().GetState() == containerRunning {
-			e.endContainer(ctx, c, exit)
+		if c.Record().GetState() == table.ContainerRunning {
+			d.endContainer(ctx, c, exit)
 		}
 	})
 }
 
 // endContainer records an end, then deletes the task: record and TaskExit in one
 // transaction, TaskDelete after the deletion. Each step is repeated until it succeeds.
-func (e *Engine) endContainer(ctx context.Context, c *container, exit pod.Exit) {
+func (d *Driver) endContainer(ctx context.Context, c *table.Container, exit pod.Exit) {
 	drain, cancel := context.WithTimeout(ctx, drainTime)
-	err := e.p.IO.Drain(drain, c.id)
+	err := d.p.IO.Drain(drain, c.ID)
 	cancel()
 	if err != nil && ctx.Err() == nil {
-		e.log.DebugContext(ctx, "output is still open after the end", slog.String("container_id", c.id), slog.Any("error", err))
+		d.p.Log.DebugContext(ctx, "output is still open after the end", slog.String("container_id", c.ID), slog.Any("error", err))
 	}
-	oom := c.oom.Load() || e.p.Cgroups.OOMKills(c.rec.Load().GetCgroupsPath()) > 0
-	ok := e.insist(ctx, "record end", c.id, func(ctx context.Context) error {
-		return e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
+	oom := c.OOM.Load() || d.p.Cgroups.OOMKills(c.Record().GetCgroupsPath()) > 0
+	ok := d.p.Work.Insist(ctx, "record end", slog.String("container_id", c.ID), func(ctx context.Context) error {
+		return d.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			setExit(r, exit, oom)
-			return exitEvents(ctx, r, c.oom.Load())
+			return exitEvents(ctx, r, c.OOM.Load())
 		})
 	})
 	if !ok {
 		return
 	}
-	deleted := make(chan struct{})
-	defer close(deleted)
-	c.deleting.Store(&deleted)
-	closeOnce(c.exited)
-	e.log.InfoContext(ctx, "container ended", slog.String("container_id", c.id), slog.Int("exit_code", int(exit.Code)))
-	e.deleteTask(ctx, c)
+	defer c.NoteDeleting()()
+	c.NoteExited()
+	d.p.Log.InfoContext(ctx, "container ended", slog.String("container_id", c.ID), slog.Int("exit_code", int(exit.Code)))
+	d.deleteTask(ctx, c)
 }
 
-// awaitDeletions waits, no longer than deletionTime, until the tasks of a sandbox's ended
+// AwaitDeletions waits, no longer than deletionTime, until the tasks of a sandbox's ended
 // containers are deleted, so that its shim has nothing left and ends in order.
-func (e *Engine) awaitDeletions(ctx context.Context, sandboxID string) {
+func (d *Driver) AwaitDeletions(ctx context.Context, sandboxID string) {
 	ctx, cancel := context.WithTimeout(ctx, deletionTime)
 	defer cancel()
-	for _, c := range e.containersOf(sandboxID) {
-		deleted := c.deleting.Load()
+	for _, c := range d.p.Table.ContainersOf(sandboxID) {
+		deleted := c.Deleted()
 		if deleted == nil {
 			continue
 		}
 		select {
-		case <-*deleted:
+		case <-deleted:
 		case <-ctx.Done():
 			return
 		}
@@ -104,13 +102,13 @@ func (e *Engine) awaitDeletions(ctx context.Context, sandboxID string) {
 func exitEvents(ctx context.Context, r *recordv1.Container, told bool) ([]*recordv1.Event, error) {
 	var evs []*recordv1.Event
 	if r.GetReason() == pod.ReasonOOMKilled && !told {
-		oom, err := event(ctx, TopicTaskOOM, messageID("oom", r.GetId(), r.GetPid()), true, &events.TaskOOM{ContainerID: r.GetId()})
+		oom, err := event.TaskOOM(ctx, r, true)
 		if err != nil {
 			return nil, err
 		}
 		evs = append(evs, oom)
 	}
-	exit, err := exitEvent(ctx, r)
+	exit, err := event.TaskExit(ctx, r)
 	return append(evs, exit), err
 }
 
@@ -121,7 +119,7 @@ func setExit(r *recordv1.Container, exit pod.Exit, oom bool) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	r.State = containerExited
+	r.State = table.ContainerExited
 	r.FinishedAt = notBefore(notBefore(timestamppb.New(at), r.GetCreatedAt()), r.GetStartedAt())
 	r.ExitCode = int32(exit.Code)
 	switch {
@@ -146,11 +144,11 @@ func notBefore(at, earliest *timestamppb.Timestamp) *timestamppb.Timestamp {
 }
 
 // deleteTask deletes the task of an ended container and publishes TaskDelete.
-func (e *Engine) deleteTask(ctx context.Context, c *container) {
-	ok := e.insist(ctx, "delete task", c.id, func(ctx context.Context) error {
+func (d *Driver) deleteTask(ctx context.Context, c *table.Container) {
+	ok := d.p.Work.Insist(ctx, "delete task", slog.String("container_id", c.ID), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, deleteTime)
 		defer cancel()
-		_, err := e.p.Tasks.Delete(ctx, c.sandbox.id, c.id, "")
+		_, err := d.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, "")
 		if errdefs.IsNotFound(err) {
 			return nil
 		}
@@ -159,13 +157,13 @@ func (e *Engine) deleteTask(ctx context.Context, c *container) {
 	if !ok {
 		return
 	}
-	e.insist(ctx, "record deletion", c.id, func(ctx context.Context) error {
-		err := e.saveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
-			if _, err := e.container(c.id); err != nil {
+	d.p.Work.Insist(ctx, "record deletion", slog.String("container_id", c.ID), func(ctx context.Context) error {
+		err := d.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
+			if _, err := d.p.Table.Container(c.ID); err != nil {
 				return nil, err // removed meanwhile, with its TaskDelete
 			}
 			r.TaskDeleted = true
-			ev, err := deleteEvent(ctx, r)
+			ev, err := event.TaskDelete(ctx, r)
 			return []*recordv1.Event{ev}, err
 		})
 		if errdefs.IsNotFound(err) {
@@ -175,29 +173,18 @@ func (e *Engine) deleteTask(ctx context.Context, c *container) {
 	})
 }
 
-// insist repeats fn with growing pauses until it succeeds; false means that ctx ended.
-func (e *Engine) insist(ctx context.Context, step, id string, fn func(ctx context.Context) error) bool {
-	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
-		err := fn(ctx)
-		if err == nil {
-			return true
-		}
-		if ctx.Err() != nil {
-			return false
-		}
-		e.log.WarnContext(ctx, "step of a container's end failed and is repeated", slog.String("step", step),
-			slog.String("container_id", id), slog.Any("error", err))
-		if !pause(ctx, delay) {
-			return false
-		}
-	}
-}
-
 // HintOOM notes that the kernel killed a process of a container for lack of memory, and
 // publishes TaskOOM with the first such hint.
-func (e *Engine) HintOOM(ctx context.Context, containerID string) {
-	c, err := e.container(containerID)
-	if err == nil && c.oom.CompareAndSwap(false, true) {
-		e.publish(ctx, TopicTaskOOM, messageID("oom", c.id, c.rec.Load().GetPid()), &events.TaskOOM{ContainerID: c.id})
+func (d *Driver) HintOOM(ctx context.Context, containerID string) {
+	c, err := d.p.Table.Container(containerID)
+	if err != nil || !c.OOM.CompareAndSwap(false, true) {
+		return
+	}
+	ev, err := event.TaskOOM(ctx, c.Record(), false)
+	if err == nil {
+		err = d.p.Table.Append(ctx, ev)
+	}
+	if err != nil {
+		d.p.Log.WarnContext(ctx, "event is lost", slog.String("container_id", c.ID), slog.Any("error", err))
 	}
 }

@@ -1,12 +1,10 @@
-package engine
+package container
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
-	"syscall"
 
-	"github.com/moby/sys/signal"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -22,13 +20,4 @@ func signalName(s criv1.Signal) string {
 	name := strings.TrimPrefix(s.String(), "SIGNAL_")
 	name = strings.Replace(name, "PLUS", "+", 1)
 	return strings.Replace(name, "MINUS", "-", 1)
-}
-
-// signalNumber parses a signal's name or number; an unknown one is SIGTERM.
-func signalNumber(name string) syscall.Signal {
-	sig, err := signal.ParseSignal(name)
-	if err != nil {
-		return syscall.SIGTERM
-	}
-	return sig
 }

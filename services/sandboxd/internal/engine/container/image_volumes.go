@@ -1,16 +1,15 @@
-package engine
+package container
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -22,7 +21,7 @@ type imageMount struct {
 
 // mountImages mounts the images that a container wants as volumes and returns them by
 // container path. After an error some may be mounted; undoing the container releases them.
-func (e *Engine) mountImages(ctx context.Context, c *container, cfg *criv1.ContainerConfig) (map[string]imageMount, error) {
+func (u *UseCases) mountImages(ctx context.Context, c *table.Container, cfg *criv1.ContainerConfig) (map[string]imageMount, error) {
 	out := map[string]imageMount{}
 	for i, m := range cfg.GetMounts() {
 		if m.GetImage() == nil {
@@ -31,7 +30,7 @@ func (e *Engine) mountImages(ctx context.Context, c *container, cfg *criv1.Conta
 			}
 			continue
 		}
-		mounted, err := e.mountImage(ctx, c, m)
+		mounted, err := u.mountImage(ctx, c, m)
 		if err != nil {
 			// kubelet shows the reason at the beginning of the text.
 			return nil, fmt.Errorf("%w: config.mounts[%d]: %w", crierrors.ErrImageVolumeMountFailed, i, err)
@@ -41,7 +40,7 @@ func (e *Engine) mountImages(ctx context.Context, c *container, cfg *criv1.Conta
 	return out, nil
 }
 
-func (e *Engine) mountImage(ctx context.Context, c *container, m *criv1.Mount) (imageMount, error) {
+func (u *UseCases) mountImage(ctx context.Context, c *table.Container, m *criv1.Mount) (imageMount, error) {
 	switch {
 	case m.GetImage().GetImage() == "":
 		return imageMount{}, fmt.Errorf("image.image is empty: %w", errdefs.ErrInvalidArgument)
@@ -50,16 +49,16 @@ func (e *Engine) mountImage(ctx context.Context, c *container, m *criv1.Mount) (
 	case !m.GetReadonly():
 		return imageMount{}, fmt.Errorf("readonly must be set for an image: %w", errdefs.ErrInvalidArgument)
 	}
-	img, err := e.p.Images.Resolve(ctx, m.GetImage().GetImage())
+	img, err := u.p.Images.Resolve(ctx, m.GetImage().GetImage())
 	if err != nil {
 		return imageMount{}, err
 	}
-	img, err = e.p.Images.Unpack(ctx, img, c.sandbox.handler.Snapshotter)
+	img, err = u.p.Images.Unpack(ctx, img, c.Sandbox.Handler.Snapshotter)
 	if err != nil {
 		return imageMount{}, err
 	}
 	ids := pod.IDMap{UIDs: m.GetUidMappings(), GIDs: m.GetGidMappings()}
-	path, err := e.p.ImageVolumes.Mount(ctx, c.sandbox.id, c.id, img, ids, m.GetImageSubPath())
+	path, err := u.p.ImageVolumes.Mount(ctx, c.Sandbox.ID, c.ID, img, ids, m.GetImageSubPath())
 	if err != nil {
 		return imageMount{}, err
 	}
@@ -87,41 +86,4 @@ func sameContainer(held, asked *criv1.ContainerConfig) bool {
 		}
 	}
 	return proto.Equal(held, asked)
-}
-
-// mountsImage says whether a container has an image as a volume.
-func mountsImage(cfg *criv1.ContainerConfig, imageID string) bool {
-	for _, m := range cfg.GetMounts() {
-		if m.GetImage().GetImageRef() == imageID {
-			return true
-		}
-	}
-	return false
-}
-
-// releaseOrphanedImages releases the image volumes of containers that no record names.
-func (e *Engine) releaseOrphanedImages(ctx context.Context) {
-	holders, err := e.p.ImageVolumes.Holders()
-	if err != nil {
-		e.log.WarnContext(ctx, "image volumes cannot be listed", slog.Any("error", err))
-	}
-	for sandboxID, containers := range holders {
-		var errs []error
-		s, err := e.sandbox(sandboxID)
-		if err != nil || s.rec.Load().GetState() == sandboxStopped {
-			e.logOrphan(ctx, "image volumes", sandboxID, e.p.ImageVolumes.Release(ctx, sandboxID, ""))
-			continue
-		}
-		if len(containers) == 0 { // a container that is made right now may take them
-			errs = append(errs, e.p.ImageVolumes.Release(ctx, sandboxID, sandboxID))
-		}
-		for _, id := range containers {
-			if _, err := e.container(id); err != nil {
-				errs = append(errs, e.p.ImageVolumes.Release(ctx, sandboxID, id))
-			}
-		}
-		if len(errs) > 0 {
-			e.logOrphan(ctx, "image volumes", sandboxID, errors.Join(errs...))
-		}
-	}
 }

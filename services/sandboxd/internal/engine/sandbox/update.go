@@ -1,9 +1,10 @@
-package engine
+package sandbox
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -12,29 +13,43 @@ import (
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// UpdateSandbox changes the pod-level resources of a ready sandbox: its shim is told their
+// Dial connects to a port in a sandbox's network.
+func (u *UseCases) Dial(ctx context.Context, sandboxID string, number int) (net.Conn, error) {
+	rec, err := u.p.Views.Sandbox(sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	if criview.SandboxState(rec) != criv1.PodSandboxState_SANDBOX_READY {
+		return nil, fmt.Errorf("sandbox %q is not ready: %w", sandboxID, errdefs.ErrFailedPrecondition)
+	}
+	return u.p.Network.Dial(ctx, rec.GetNetnsPath(), number)
+}
+
+// Update changes the pod-level resources of a ready sandbox: its shim is told their
 // sum, so that what it holds for the pod, such as a virtual machine, follows, and the record
 // has them. nil means unchanged. Nothing has changed if it fails; it fails with
 // ErrNotImplemented where a shim that serves the sandbox API cannot change them. A pod of
 // processes on this node's kernel has nothing to change but its cgroup, which kubelet writes.
-func (e *Engine) UpdateSandbox(ctx context.Context, id string, overhead, resources *criv1.LinuxContainerResources) (*recordv1.Sandbox, error) {
-	err := e.ready()
+func (u *UseCases) Update(ctx context.Context, id string, overhead, resources *criv1.LinuxContainerResources) (*recordv1.Sandbox, error) {
+	err := u.p.Table.Ready()
 	if err != nil {
 		return nil, err
 	}
-	s, err := e.sandbox(id)
+	s, err := u.p.Table.Sandbox(id)
 	if err != nil {
 		return nil, err
 	}
-	done, err := s.turn.take(ctx)
+	done, err := s.Turn.Take(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	old := s.rec.Load()
+	old := s.Record()
 	if criview.SandboxState(old) != criv1.PodSandboxState_SANDBOX_READY {
 		return nil, fmt.Errorf("sandbox %q is not ready: %w", id, errdefs.ErrFailedPrecondition)
 	}
@@ -45,35 +60,35 @@ func (e *Engine) UpdateSandbox(ctx context.Context, id string, overhead, resourc
 	if resources != nil {
 		next.Resources = proto.CloneOf(resources)
 	}
-	err = e.updateShim(ctx, s, next)
+	err = u.updateShim(ctx, s, next)
 	if err != nil {
 		return nil, fmt.Errorf("update of sandbox %q: %w", id, err)
 	}
-	err = e.saveSandbox(ctx, s, func(r *recordv1.Sandbox) { r.Overhead, r.Resources = next.GetOverhead(), next.GetResources() })
+	err = u.p.Table.SaveSandbox(ctx, s, func(r *recordv1.Sandbox) { r.Overhead, r.Resources = next.GetOverhead(), next.GetResources() })
 	if err != nil {
-		undo(ctx, func(ctx context.Context) {
-			undoErr := e.updateShim(ctx, s, old)
+		work.Undo(ctx, func(ctx context.Context) {
+			undoErr := u.updateShim(ctx, s, old)
 			if undoErr != nil {
-				e.log.WarnContext(ctx, "resources of a sandbox not restored", slog.String("sandbox_id", id), slog.Any("error", undoErr))
+				u.p.Log.WarnContext(ctx, "resources of a sandbox not restored", slog.String("sandbox_id", id), slog.Any("error", undoErr))
 			}
 		})
 		return nil, err
 	}
-	return s.rec.Load(), nil
+	return s.Record(), nil
 }
 
 // updateShim tells the shim the resources of a record.
-func (e *Engine) updateShim(ctx context.Context, s *sandbox, rec *recordv1.Sandbox) error {
+func (u *UseCases) updateShim(ctx context.Context, s *table.Sandbox, rec *recordv1.Sandbox) error {
 	total := podTotal(rec.GetResources(), rec.GetOverhead())
 	if total == nil {
 		return nil
 	}
-	limits, err := e.p.Specs.SetResources(&specs.Spec{}, total, nil)
+	limits, err := u.p.Specs.SetResources(&specs.Spec{}, total, nil)
 	if err != nil {
 		return err
 	}
-	err = e.p.Controller.Update(ctx, s.id, limits, nil)
-	if errdefs.IsNotImplemented(err) && s.handler.Sandboxer != pod.SandboxerShim {
+	err = u.p.Controller.Update(ctx, s.ID, limits, nil)
+	if errdefs.IsNotImplemented(err) && s.Handler.Sandboxer != pod.SandboxerShim {
 		return nil
 	}
 	return err

@@ -1,0 +1,135 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/sys/signal"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
+)
+
+// killTime bounds the wait for a killed container's end.
+const killTime = 2 * time.Minute
+
+// Stop ends a running container: it sends the stop signal once, waits up to timeout and then
+// kills everything in the container. With several callers the shortest timeout wins. It does not hold the container's turn while it waits, so
+// that a second call with less patience gets through.
+func (d *Driver) Stop(ctx context.Context, c *table.Container, timeout time.Duration) error {
+	done, err := c.Turn.Take(ctx) // a start under way comes to its end first
+	if err != nil {
+		return err
+	}
+	state := c.Record().GetState()
+	done()
+	if state != table.ContainerRunning && state != table.ContainerUnknown {
+		return nil
+	}
+	if timeout > 0 {
+		ended, err := d.terminate(ctx, c, timeout)
+		if err != nil || ended {
+			return err
+		}
+	}
+	return d.kill(ctx, c)
+}
+
+// terminate sends the stop signal, unless another call did, and waits.
+func (d *Driver) terminate(ctx context.Context, c *table.Container, timeout time.Duration) (ended bool, err error) {
+	if c.Signalled.CompareAndSwap(false, true) {
+		err := d.p.Tasks.Kill(ctx, c.Sandbox.ID, c.ID, "", signalNumber(c.Record().GetStopSignal()), false)
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+			c.Signalled.Store(false)
+			return false, fmt.Errorf("send %s: %w", c.Record().GetStopSignal(), err)
+		}
+	}
+	t := time.NewTimer(timeout)
+	defer t.Stop()
+	select {
+	case <-c.Exited():
+		return true, nil
+	case <-t.C:
+		return false, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+// kill kills all processes of a container and waits for its end.
+func (d *Driver) kill(ctx context.Context, c *table.Container) error {
+	c.Killed.Store(true)
+	err := d.p.Tasks.Kill(ctx, c.Sandbox.ID, c.ID, "", syscall.SIGKILL, true)
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		select {
+		case <-c.Exited():
+			return nil
+		default:
+			return fmt.Errorf("send SIGKILL: %w", err)
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, killTime,
+		fmt.Errorf("a process survives SIGKILL, it may be in uninterruptible sleep: %w", errdefs.ErrUnavailable))
+	defer cancel()
+	select {
+	case <-c.Exited():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// StopForGood kills a container and takes its turn, in which nothing can start it any more.
+func (d *Driver) StopForGood(ctx context.Context, c *table.Container) (done func(), err error) {
+	for {
+		err := d.Stop(ctx, c, 0)
+		if err != nil {
+			return nil, err
+		}
+		done, err := c.Turn.Take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if c.Record().GetState() != table.ContainerRunning {
+			return done, nil
+		}
+		done() // started between the stop and this turn, which happens only once
+	}
+}
+
+// signalNumber parses a signal's name or number; an unknown one is SIGTERM.
+func signalNumber(name string) syscall.Signal {
+	sig, err := signal.ParseSignal(name)
+	if err != nil {
+		return syscall.SIGTERM
+	}
+	return sig
+}
+
+// Discard removes what an ended container still has of a task: the task itself unless it
+// was deleted before, its cgroup and its streams. The caller has the turn. It may be
+// repeated.
+func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
+	rec := c.Record()
+	switch {
+	case rec.GetTaskDeleted():
+	case rec.GetPid() != 0:
+		_, err := d.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, "")
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("delete task: %w", err)
+		}
+	case rec.GetState() == table.ContainerExited: // of a failed start
+		err := d.endTask(ctx, c)
+		if err != nil {
+			return fmt.Errorf("delete task: %w", err)
+		}
+	}
+	// The shim has done this already, unless its bundle was lost.
+	err := d.p.Cgroups.Clear(ctx, c.ID, rec.GetCgroupsPath())
+	if err != nil {
+		return fmt.Errorf("clear cgroup: %w", err)
+	}
+	return d.p.IO.Close(ctx, c.ID)
+}

@@ -1,0 +1,243 @@
+// Package view shows what the engine knows: the records of visible objects, NRI's view of
+// pods and containers, and the verbose information for operators.
+//
+// It changes nothing and takes no turn. Lists answer only from a complete state; what is
+// being prepared is in none of them.
+package view
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
+)
+
+// Parts are what Views are made from. All must be set.
+type Parts struct {
+	Table      *table.Table
+	Specs      port.Specs
+	Controller port.Controller
+}
+
+// Views answers questions. Its methods are safe for concurrent use.
+type Views struct{ p Parts }
+
+// New returns the views.
+func New(p Parts) *Views { return &Views{p} }
+
+// SandboxID completes an unambiguous prefix to a sandbox id. While the state is incomplete
+// it fails with ErrUnavailable: what is not known then may exist.
+func (v *Views) SandboxID(prefix string) (string, error) { return v.p.Table.SandboxID(prefix) }
+
+// ContainerID completes an unambiguous prefix to a container id, as SandboxID does.
+func (v *Views) ContainerID(prefix string) (string, error) { return v.p.Table.ContainerID(prefix) }
+
+// Pod returns NRI's view of a sandbox's record.
+func (v *Views) Pod(rec *recordv1.Sandbox) *nri.PodSandbox { return v.p.Specs.PodView(rec) }
+
+// Sandbox returns the record of a visible sandbox. The caller must not change it.
+func (v *Views) Sandbox(id string) (*recordv1.Sandbox, error) {
+	err := v.p.Table.Ready()
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.p.Table.Sandbox(id)
+	if err != nil {
+		return nil, err
+	}
+	rec := s.Record()
+	if !criview.Visible(rec) {
+		return nil, fmt.Errorf("sandbox %q: %w", id, errdefs.ErrNotFound)
+	}
+	return rec, nil
+}
+
+// Container returns the record of a visible container. The caller must not change it.
+func (v *Views) Container(id string) (*recordv1.Container, error) {
+	err := v.p.Table.Ready()
+	if err != nil {
+		return nil, err
+	}
+	c, err := v.p.Table.Container(id)
+	if err != nil {
+		return nil, err
+	}
+	rec := c.Record()
+	if !criview.VisibleContainer(rec) {
+		return nil, fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
+	}
+	return rec, nil
+}
+
+// Containers returns the records of all visible containers, of one sandbox if its id
+// is given, oldest first.
+func (v *Views) Containers(sandboxID string) ([]*recordv1.Container, error) {
+	err := v.p.Table.Ready()
+	if err != nil {
+		return nil, err
+	}
+	out := []*recordv1.Container{}
+	for _, c := range v.p.Table.Containers() {
+		rec := c.Record()
+		if criview.VisibleContainer(rec) && (sandboxID == "" || rec.GetSandboxId() == sandboxID) {
+			out = append(out, rec)
+		}
+	}
+	slices.SortFunc(out, func(a, b *recordv1.Container) int {
+		return cmp.Or(a.GetCreatedAt().AsTime().Compare(b.GetCreatedAt().AsTime()), cmp.Compare(a.GetId(), b.GetId()))
+	})
+	return out, nil
+}
+
+// Sandboxes returns the records of all visible sandboxes, oldest first.
+func (v *Views) Sandboxes() ([]*recordv1.Sandbox, error) {
+	err := v.p.Table.Ready()
+	if err != nil {
+		return nil, err
+	}
+	out := []*recordv1.Sandbox{}
+	for _, s := range v.p.Table.Sandboxes() {
+		if rec := s.Record(); criview.Visible(rec) {
+			out = append(out, rec)
+		}
+	}
+	slices.SortFunc(out, func(a, b *recordv1.Sandbox) int {
+		return cmp.Or(a.GetCreatedAt().AsTime().Compare(b.GetCreatedAt().AsTime()), cmp.Compare(a.GetId(), b.GetId()))
+	})
+	return out, nil
+}
+
+// Inventory returns NRI's view of everything that plugins may hold resources for: committed
+// sandboxes that are not stopped, and their containers that have not ended.
+func (v *Views) Inventory() ([]*nri.PodSandbox, []*nri.Container, error) {
+	sandboxes, err := v.Sandboxes()
+	if err != nil {
+		return nil, nil, err
+	}
+	var pods []*nri.PodSandbox
+	for _, rec := range sandboxes {
+		if criview.SandboxState(rec) == criv1.PodSandboxState_SANDBOX_READY {
+			pods = append(pods, v.p.Specs.PodView(rec))
+		}
+	}
+	var live []*table.Container
+	for _, c := range v.p.Table.Containers() {
+		if s := c.Record().GetState(); s == table.ContainerCreated || s == table.ContainerRunning {
+			live = append(live, c)
+		}
+	}
+	slices.SortFunc(live, func(a, b *table.Container) int { return cmp.Compare(a.ID, b.ID) })
+	containers := make([]*nri.Container, 0, len(live))
+	for _, c := range live {
+		containers = append(containers, v.Of(c).Container)
+	}
+	return pods, containers, nil
+}
+
+// ImageUsers returns the ids of the containers that use an image.
+func (v *Views) ImageUsers(_ context.Context, imageID string) []string {
+	var out []string
+	for _, c := range v.p.Table.Containers() {
+		rec := c.Record()
+		if rec.GetImageId() == imageID || mountsImage(rec.GetConfig(), imageID) {
+			out = append(out, c.ID)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ContainerInfo is the verbose information on a container, in the form that operators know.
+func (v *Views) ContainerInfo(id string) (map[string]string, error) {
+	c, err := v.p.Table.Container(id)
+	if err != nil {
+		return nil, err
+	}
+	rec := c.Record()
+	info, err := json.Marshal(map[string]any{
+		"sandboxID": rec.GetSandboxId(), "pid": rec.GetPid(), "snapshotKey": rec.GetId(), "snapshotter": rec.GetSnapshotter(),
+		"runtimeType": c.Sandbox.Handler.RuntimeType, "cgroupsPath": rec.GetCgroupsPath(),
+		"runtimeSpec": json.RawMessage(orNull(rec.GetSpec())), "config": rec.GetConfig(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"info": string(info)}, nil
+}
+
+// SandboxInfo is the verbose information on a sandbox.
+func (v *Views) SandboxInfo(ctx context.Context, id string) (map[string]string, error) {
+	s, err := v.p.Table.Sandbox(id)
+	if err != nil {
+		return nil, err
+	}
+	rec := s.Record()
+	shim, err := v.p.Controller.Status(ctx, id, true)
+	if err != nil && !errdefs.IsNotFound(err) {
+		shim = port.ControllerStatus{Info: map[string]string{"error": err.Error()}}
+	}
+	info, err := json.Marshal(map[string]any{
+		"pid": rec.GetPid(), "shimPid": shim.ShimPid, "shim": shim.Info, "runtimeHandler": rec.GetRuntimeHandler(),
+		"runtimeType": s.Handler.RuntimeType, "namespaces": rec.GetNamespaces(), "ips": rec.GetIps(),
+		"cniResult": json.RawMessage(orNull(rec.GetCniResult())), "config": rec.GetConfig(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"info": string(info)}, nil
+}
+
+func orNull(b []byte) []byte {
+	if len(b) == 0 {
+		return []byte("null")
+	}
+	return b
+}
+
+// Container is a container with its pod, as NRI plugins see them.
+type Container struct {
+	Pod       *nri.PodSandbox
+	Container *nri.Container
+}
+
+// Describe returns NRI's view of a container and its pod.
+func (v *Views) Describe(id string) (Container, error) {
+	c, err := v.p.Table.Container(id)
+	if err != nil {
+		return Container{}, err
+	}
+	return v.Of(c), nil
+}
+
+// Of returns NRI's view of a container and its pod.
+func (v *Views) Of(c *table.Container) Container {
+	spec, err := c.Spec()
+	if err != nil {
+		spec = &specs.Spec{}
+	}
+	return Container{
+		Pod:       v.p.Specs.PodView(c.Sandbox.Record()),
+		Container: v.p.Specs.ContainerView(c.Record(), spec),
+	}
+}
+
+// mountsImage says whether a container has an image as a volume.
+func mountsImage(cfg *criv1.ContainerConfig, imageID string) bool {
+	for _, m := range cfg.GetMounts() {
+		if m.GetImage().GetImageRef() == imageID {
+			return true
+		}
+	}
+	return false
+}

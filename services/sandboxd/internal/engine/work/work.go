@@ -1,0 +1,99 @@
+// Package work runs what outlives a call: followers of processes, repetitions, undoing.
+//
+// Somebody waits for all of it: Close ends the background work of a Group and returns when
+// the last of it is done.
+package work
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+const (
+	// undoTime bounds the undoing of one operation.
+	undoTime = 2 * time.Minute
+
+	retryFirst = 500 * time.Millisecond
+	retryMost  = time.Minute
+)
+
+// Group is background work with a common end. Its methods are safe for concurrent use.
+type Group struct {
+	log  *slog.Logger
+	life context.Context //nolint:containedctx // background work lives as long as the group
+	end  context.CancelCauseFunc
+	work sync.WaitGroup
+
+	// closing guards the entry into work: nothing is added once Close has begun.
+	closing sync.RWMutex
+	closed  bool
+}
+
+// New returns a group that lives until it is closed; of ctx it has the values.
+func New(ctx context.Context, log *slog.Logger) *Group {
+	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	return &Group{log: log, life: life, end: end}
+}
+
+// Go runs fn until it is done or the group is closed; a closed group does not begin with it.
+func (g *Group) Go(fn func(ctx context.Context)) {
+	g.closing.RLock()
+	defer g.closing.RUnlock()
+	if !g.closed {
+		g.work.Go(func() { fn(g.life) })
+	}
+}
+
+// Closing is closed when the group's end begins.
+func (g *Group) Closing() <-chan struct{} { return g.life.Done() }
+
+// Close ends the background work and waits for it.
+func (g *Group) Close() {
+	g.closing.Lock()
+	g.closed = true
+	g.closing.Unlock()
+	g.end(fmt.Errorf("sandboxd stops: %w", errdefs.ErrUnavailable))
+	g.work.Wait()
+}
+
+// Insist repeats fn with growing pauses until it succeeds; false means that ctx ended. Each
+// failure is logged with the step and the object that it belongs to.
+func (g *Group) Insist(ctx context.Context, step string, object slog.Attr, fn func(ctx context.Context) error) bool {
+	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
+		err := fn(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		g.log.WarnContext(ctx, "a step failed and is repeated", slog.String("step", step), object, slog.Any("error", err))
+		if !Pause(ctx, delay) {
+			return false
+		}
+	}
+}
+
+// Pause waits for d; false means that ctx ended first.
+func Pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// Undo runs fn under a context that outlives ctx, for clean-up after a failure.
+func Undo(ctx context.Context, fn func(ctx context.Context)) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	fn(ctx)
+}
