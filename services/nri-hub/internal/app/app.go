@@ -47,6 +47,7 @@ type App struct {
 	plugins *plugin.Server
 	service *api.Service
 	server  *rpc.Server
+	ledger  *memory.Ledger
 	trail   *audit.Trail
 	bus     *events.Publisher // nil without a bus
 }
@@ -85,6 +86,10 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 	if err != nil {
 		return nil, err
 	}
+	ledger, past, err := memory.OpenLedger(cfg.RunFolder, tel.Log)
+	if err != nil {
+		return nil, err
+	}
 	generation, err := newGeneration()
 	if err != nil {
 		return nil, err
@@ -93,7 +98,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	a := &App{cfg: cfg, tel: tel}
+	a := &App{cfg: cfg, tel: tel, ledger: ledger}
 	var bus audit.Publisher
 	if cfg.Events.URL != "" {
 		if a.bus, err = events.NewPublisher(cfg.Events, tel); err != nil {
@@ -104,10 +109,11 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 	if a.trail, err = audit.New(audit.Config{Log: cfg.Audit.Log, Values: cfg.Audit.Values}, tel, bus); err != nil {
 		return nil, err
 	}
-	a.hub = hub.New(a.hubConfig(generation, expected, rules), hub.Parts{
+	a.hub = hub.New(a.hubConfig(generation, expected, past, rules), hub.Parts{
 		Log:       tel.Log,
 		Sync:      sync.New(tel.Log, cfg.Timeouts.Synchronize.Std()),
 		Memory:    remembered,
+		Ledger:    ledger,
 		Validator: newValidator(cfg.Validator),
 		Active:    metrics.SetActive,
 		TimedOut:  metrics.TimedOut,
@@ -152,10 +158,20 @@ func (a *App) Parts() []lifecycle.Part {
 	return []lifecycle.Part{
 		a.tel.Part(),
 		admin.Part(a.cfg.Admin, a.tel, admin.Check{Name: "plugins", Ready: a.settled}),
+		a.ledgerPart(),
 		a.auditPart(),
 		api,
 		a.pluginsPart(),
 	}
+}
+
+// ledgerPart closes the ledger when nothing is told any more.
+func (a *App) ledgerPart() lifecycle.Part {
+	return lifecycle.Part{Name: "ledger", Run: func(ctx context.Context, ready func()) error {
+		ready()
+		<-ctx.Done()
+		return a.ledger.Close()
+	}}
 }
 
 // auditPart hands the audit trail to the bus.
@@ -179,7 +195,7 @@ func (a *App) settled(context.Context) error {
 	return nil
 }
 
-func (a *App) hubConfig(generation uint64, expected []hub.ID, rules rule.Plugins) hub.Config {
+func (a *App) hubConfig(generation uint64, expected []hub.ID, past hub.Past, rules rule.Plugins) hub.Config {
 	t := a.cfg.Timeouts
 	runtime := hub.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
 	if runtime.Version == "" {
@@ -201,6 +217,7 @@ func (a *App) hubConfig(generation uint64, expected []hub.ID, rules rule.Plugins
 		Required:       requiredRules(a.cfg),
 		Runtime:        runtime,
 		Expected:       expected,
+		Past:           past,
 	}
 }
 

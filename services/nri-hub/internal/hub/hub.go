@@ -30,6 +30,7 @@ type Config struct {
 	Required       rule.Required // plugins without which pods and containers are not created
 	Runtime        Runtime       // as plugins are told before a gateway has come
 	Expected       []ID          // plugins that were active before the hub started
+	Past           Past          // what plugins had been told before the hub started
 }
 
 // Parts are what the hub works with.
@@ -37,6 +38,8 @@ type Parts struct {
 	Log    *slog.Logger
 	Sync   Synchronizer
 	Memory Memory
+	// Ledger remembers what plugins were told; nil if nothing does.
+	Ledger Ledger
 	// Validator checks each merged adjustment; nil if there is none.
 	Validator Validator
 	// Active is told the number of active plugins, and of degraded ones, when it may have
@@ -74,19 +77,24 @@ type Hub struct {
 	saving sync.Mutex
 
 	// mu guards all below.
-	mu       sync.Mutex
-	members  []*member // in the order of calls; replaced, never changed
-	pending  map[string]*operation
-	objects  map[string]object // pods and containers by id
-	movement chan struct{}     // closed when a plugin comes, goes or changes its phase
-	gateway  Gateway
-	runtime  Runtime
-	arrived  chan struct{} // closed when there is a gateway
-	state    State
-	changed  chan struct{} // closed at the next change of state
-	settled  bool
-	settling *time.Timer
-	stopping bool
+	mu      sync.Mutex
+	members []*member // in the order of calls; replaced, never changed
+	pending map[string]*operation
+	objects map[string]object // pods and containers by id
+	remains []string          // objects that are removed, oldest first
+	// away is what plugins that have left were told, by their names; awayOrder has the
+	// names, oldest first.
+	away      map[ID]map[string]stage
+	awayOrder []ID
+	movement  chan struct{} // closed when a plugin comes, goes or changes its phase
+	gateway   Gateway
+	runtime   Runtime
+	arrived   chan struct{} // closed when there is a gateway
+	state     State
+	changed   chan struct{} // closed at the next change of state
+	settled   bool
+	settling  *time.Timer
+	stopping  bool
 }
 
 // New makes a hub without plugins and without gateway.
@@ -97,10 +105,12 @@ func New(cfg Config, parts Parts) *Hub {
 		Parts:    parts,
 		pending:  make(map[string]*operation),
 		objects:  make(map[string]object),
+		away:     make(map[ID]map[string]stage),
 		movement: make(chan struct{}),
 		arrived:  make(chan struct{}),
 		changed:  make(chan struct{}),
 	}
+	h.recall(cfg.Past)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.refresh()
@@ -218,6 +228,7 @@ func (h *Hub) activate(m *member) (replaced *member, backlog []event) {
 		replaced.become(gone)
 		h.members = slices.Delete(slices.Clone(h.members), i, i+1)
 	}
+	h.forgetAway(m.info.ID)
 	backlog = m.enter()
 	h.refresh()
 	return replaced, backlog

@@ -17,6 +17,9 @@ import (
 // why the plugin never came that far; nil means that it was active.
 func (h *Hub) Serve(ctx context.Context, p Plugin) error {
 	m := newMember(p, h.cfg.Plugins.For(p.Info().ID.Index, p.Info().ID.Name))
+	if h.Ledger != nil {
+		m.told = func(object string, s stage) { h.Ledger.Told(m.info.ID, object, s) }
+	}
 	// The joining plugin has its own turn, so that whatever comes after the backlog
 	// waits for the backlog.
 	turn := m.queue.enter()
@@ -27,12 +30,16 @@ func (h *Hub) Serve(ctx context.Context, p Plugin) error {
 	}
 	wasActive := false
 	defer func() {
-		if h.remove(m) && wasActive {
+		out := h.remove(m)
+		if wasActive {
+			h.depart(m)
+		}
+		if out && wasActive {
 			h.remember()
 		}
 	}()
 
-	found, updates, err := h.synchronise(ctx, m, underWay)
+	found, debts, updates, err := h.synchronise(ctx, m, underWay)
 	if err != nil {
 		turn.leave()
 		p.Close(err)
@@ -40,7 +47,8 @@ func (h *Hub) Serve(ctx context.Context, p Plugin) error {
 	}
 	wasActive = true
 	backlog := h.takeOver(ctx, m)
-	wishes := append([]wish{{updates: updates}}, h.replay(ctx, m, backlog, found)...)
+	wishes := append([]wish{{updates: updates}}, h.settleDebts(ctx, m, debts)...)
+	wishes = append(wishes, h.replay(ctx, m, backlog, found)...)
 	turn.leave()
 	// Only now, because the gateway must not be called while a plugin's turn is held.
 	uctx, cancel := whileConnected(ctx, p)
@@ -78,11 +86,11 @@ func (h *Hub) takeOver(ctx context.Context, m *member) []event {
 
 // synchronise hands the inventory to the plugin. It starts over when the gateway goes
 // away in the middle.
-func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation) (map[string]bool, []*nri.ContainerUpdate, error) {
+func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation) (map[string]bool, []debt, []*nri.ContainerUpdate, error) {
 	for {
 		gw, err := h.awaitGateway(ctx, m.plugin.Done())
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		ictx, cancel := whileConnected(ctx, m.plugin)
 		inv, err := gw.Inventory(ictx)
@@ -92,13 +100,13 @@ func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation)
 				h.detach(gw)
 				continue
 			}
-			return nil, nil, fmt.Errorf("inventory: %w", err)
+			return nil, nil, nil, fmt.Errorf("inventory: %w", err)
 		}
-		inv, found := h.content(m, inv, underWay)
+		inv, found, debts := h.content(m, inv, underWay)
 		begin := time.Now()
 		updates, err := h.Sync.Synchronize(ctx, m.plugin, inv, m.rule.Synchronize)
 		m.record(err, time.Since(begin))
-		return found, updates, err
+		return found, debts, updates, err
 	}
 }
 
@@ -134,18 +142,19 @@ func isDone(c <-chan struct{}) bool {
 func (h *Hub) learnInventory(inv Inventory, pods map[string]*nri.PodSandbox) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for id, p := range pods {
-		h.objects[id] = object{pod: p}
+	for _, p := range pods {
+		h.know(object{pod: p})
 	}
 	for _, c := range inv.Containers {
-		h.objects[c.GetId()] = object{pod: pods[c.GetPodSandboxId()], container: c}
+		h.know(object{pod: pods[c.GetPodSandboxId()], container: c})
 	}
 }
 
 // content is what the plugin is synchronised with: the inventory without the containers
 // that have ended, and what was being created when the plugin came and is not in the
-// inventory. found has the ids of all of that.
-func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Inventory, found map[string]bool) {
+// inventory. found has the ids of all of that. The debts are the ends that the plugin has
+// missed while it was away.
+func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Inventory, found map[string]bool, _ []debt) {
 	found = make(map[string]bool)
 	listed := make(map[string]bool)
 	pods := make(map[string]*nri.PodSandbox, len(inv.Pods))
@@ -186,8 +195,9 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 	}
 	for id := range found {
 		m.learn(id, known)
+		listed[id] = true
 	}
-	return out, found
+	return out, found, h.owed(m, listed)
 }
 
 // replay delivers what was kept while the plugin was joining. It returns the wishes in

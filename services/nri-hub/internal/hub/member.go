@@ -80,6 +80,8 @@ type member struct {
 	joined chan struct{} // closed when the plugin is no longer joining
 	sick   chan struct{} // of capacity one; says that the plugin has become degraded
 	stir   chan struct{} // of capacity one; something happened to a degraded plugin
+	// told is called when the plugin is told more of an object than before; may be nil.
+	told func(object string, s stage)
 	// successor says that an older instance of the plugin was active when this one came.
 	// It is set before the member is in the hub and then left alone.
 	successor bool
@@ -294,12 +296,29 @@ func (m *member) next() (event, bool) {
 }
 
 // learn notes that the plugin knows of an object, at a stage of its end.
-func (m *member) learn(id string, s stage) {
+func (m *member) learn(id string, s stage) { m.advance(id, s) }
+
+// advance notes how much of an object the plugin has been told, and reports whether that
+// is more than before. Removed objects are remembered for a while.
+func (m *member) advance(id string, s stage) bool {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.objects[id] < s {
-		m.objects[id] = s
+	if m.objects[id] >= s {
+		m.mu.Unlock()
+		return false
 	}
+	m.objects[id] = s
+	if s == removed {
+		m.tombstones = append(m.tombstones, id)
+		if len(m.tombstones) > maxTombstones {
+			delete(m.objects, m.tombstones[0])
+			m.tombstones = m.tombstones[1:]
+		}
+	}
+	m.mu.Unlock()
+	if m.told != nil {
+		m.told(id, s)
+	}
+	return true
 }
 
 // stageOf is 0 for an object that the plugin was never told of.
@@ -309,33 +328,25 @@ func (m *member) stageOf(id string) stage {
 	return m.objects[id]
 }
 
-// claimStop reports whether the plugin is still to be told of the object's stop, and
-// notes that it is.
-func (m *member) claimStop(id string) bool {
+// open are the objects that the plugin knows and whose removal it was not told.
+func (m *member) open() map[string]stage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.objects[id] >= stopped {
-		return false
+	open := make(map[string]stage)
+	for id, s := range m.objects {
+		if s < removed {
+			open[id] = s
+		}
 	}
-	m.objects[id] = stopped
-	return true
+	return open
 }
 
-// claimRemoval is claimStop for the removal. Removed objects are remembered for a while.
-func (m *member) claimRemoval(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.objects[id] == removed {
-		return false
-	}
-	m.objects[id] = removed
-	m.tombstones = append(m.tombstones, id)
-	if len(m.tombstones) > maxTombstones {
-		delete(m.objects, m.tombstones[0])
-		m.tombstones = m.tombstones[1:]
-	}
-	return true
-}
+// claimStop reports whether the plugin is still to be told of the object's stop, and
+// notes that it is.
+func (m *member) claimStop(id string) bool { return m.advance(id, stopped) }
+
+// claimRemoval is claimStop for the removal.
+func (m *member) claimRemoval(id string) bool { return m.advance(id, removed) }
 
 // record counts a call. A plugin that answers is proven to do so.
 func (m *member) record(err error, took time.Duration) {

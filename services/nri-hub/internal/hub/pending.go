@@ -34,22 +34,47 @@ type object struct {
 	container *nri.Container // nil for a pod
 }
 
-// learnObject notes a pod or container, or forgets it when it is removed. The caller
-// holds mu.
+// learnObject notes a pod or container; what is removed is remembered for a while, for
+// plugins that hear of it later. The caller holds mu.
 func (h *Hub) learnObject(r *request) {
 	switch r.event {
 	case nri.Event_REMOVE_POD_SANDBOX:
-		delete(h.objects, r.pod.GetId())
+		h.bury(r.pod.GetId())
 	case nri.Event_REMOVE_CONTAINER:
-		delete(h.objects, r.container.GetId())
-	case nri.Event_STOP_POD_SANDBOX:
+		h.bury(r.container.GetId())
+	case nri.Event_STOP_POD_SANDBOX, nri.Event_STOP_CONTAINER:
 	default:
-		if _, ok := h.objects[r.pod.GetId()]; !ok {
-			h.objects[r.pod.GetId()] = object{pod: r.pod}
-		}
+		h.know(object{pod: r.pod})
 		if r.container != nil {
-			h.objects[r.container.GetId()] = object{pod: r.pod, container: r.container}
+			h.know(object{pod: r.pod, container: r.container})
 		}
+	}
+}
+
+// know notes an object, once.
+func (h *Hub) know(o object) {
+	id := o.pod.GetId()
+	if o.container != nil {
+		id = o.container.GetId()
+	}
+	if _, ok := h.objects[id]; ok {
+		return
+	}
+	pod, container := slim(o)
+	h.objects[id] = object{pod: pod, container: container}
+	if h.Ledger != nil {
+		h.Ledger.Object(pod, container)
+	}
+}
+
+func (h *Hub) bury(id string) {
+	if _, ok := h.objects[id]; !ok {
+		return
+	}
+	h.remains = append(h.remains, id)
+	if len(h.remains) > maxRemains {
+		delete(h.objects, h.remains[0])
+		h.remains = h.remains[1:]
 	}
 }
 
@@ -82,13 +107,15 @@ func (h *Hub) begin(r *request) []*member {
 }
 
 // Reconcile ends what an earlier gateway has left unfinished: plugins that were asked
-// about an object which was then never made are told that it is gone. It is to be
-// called for each new gateway and returns when that is done or the gateway has gone.
+// about an object which was then never made, or that know one whose removal nobody told
+// them, are told that it is gone. It is to be called for each new gateway and returns when
+// that is done or the gateway has gone.
 func (h *Hub) Reconcile(ctx context.Context, gw Gateway) {
+	known := h.knownObjects()
 	h.mu.Lock()
-	left := maps.Clone(h.pending)
+	pending := maps.Clone(h.pending)
 	h.mu.Unlock()
-	if len(left) == 0 {
+	if len(pending)+len(known) == 0 {
 		return
 	}
 	// The gateway may be the same one on a new stream, in the middle of its work.
@@ -103,16 +130,19 @@ func (h *Hub) Reconcile(ctx context.Context, gw Gateway) {
 	}
 	inv, err := gw.Inventory(ctx)
 	if err != nil {
-		h.Log.WarnContext(ctx, "unfinished creations not checked", slog.Any("error", err))
+		h.Log.WarnContext(ctx, "unfinished work not checked", slog.Any("error", err))
 		return
 	}
 	for _, p := range inv.Pods {
-		delete(left, p.GetId())
+		delete(pending, p.GetId())
+		delete(known, p.GetId())
 	}
 	for _, c := range inv.Containers {
-		delete(left, c.GetId())
+		delete(pending, c.GetId())
+		delete(known, c.GetId())
 	}
-	for id, op := range left {
+	for id, op := range pending {
+		delete(known, id)
 		h.mu.Lock()
 		unfinished := h.pending[id] == op
 		h.mu.Unlock()
@@ -120,11 +150,24 @@ func (h *Hub) Reconcile(ctx context.Context, gw Gateway) {
 			h.end(ctx, op)
 		}
 	}
+	h.mu.Lock()
+	for id := range h.pending {
+		delete(known, id) // it is being made again, or still
+	}
+	h.mu.Unlock()
+	// Containers before their pods.
+	for _, containers := range []bool{true, false} {
+		for _, o := range known {
+			if (o.container != nil) == containers {
+				h.end(ctx, &operation{pod: o.pod, container: o.container})
+			}
+		}
+	}
 }
 
 // end tells the plugins that an object is gone.
 func (h *Hub) end(ctx context.Context, op *operation) {
-	h.Log.WarnContext(ctx, "creation was never finished", slog.String("id", op.id()))
+	h.Log.WarnContext(ctx, "plugins are told of an end that nobody told them", slog.String("id", op.id()))
 	var err error
 	if op.container != nil {
 		err = h.RemoveContainer(ctx, &nri.RemoveContainerRequest{Pod: op.pod, Container: op.container})

@@ -1,0 +1,78 @@
+package memory_test
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
+)
+
+func open(t *testing.T, folder string) (*memory.Ledger, hub.Past) {
+	t.Helper()
+	l, past, err := memory.OpenLedger(folder, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l, past
+}
+
+func TestLedgerSurvivesAKill(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	l, past := open(t, folder)
+	if len(past.Told)+len(past.Pods) != 0 {
+		t.Errorf("new ledger holds %v", past)
+	}
+	a, b := hub.ID{Index: "10", Name: "a"}, hub.ID{Index: "20", Name: "b"}
+	pod := &nri.PodSandbox{Id: "p", Name: "web", Namespace: "prod"}
+	l.Object(pod, nil)
+	l.Object(pod, &nri.Container{Id: "c", PodSandboxId: "p", Name: "main"})
+	l.Object(pod, &nri.Container{Id: "old", PodSandboxId: "p"})
+	l.Told(a, "p", hub.ToldKnown)
+	l.Told(a, "c", hub.ToldKnown)
+	l.Told(a, "c", hub.ToldStopped)
+	l.Told(b, "old", hub.ToldKnown)
+	l.Told(b, "old", hub.ToldRemoved)
+	// It is killed here, in the middle of a line.
+	f, err := os.OpenFile(filepath.Join(folder, "ledger.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = f.WriteString(`{"o":"half`)
+	_ = f.Close()
+
+	_, past = open(t, folder)
+	if past.Pods["p"].GetName() != "web" || past.Containers["c"].GetName() != "main" || past.Told[a]["c"] != hub.ToldStopped || past.Told[a]["p"] != hub.ToldKnown {
+		t.Errorf("remembered is %v", past)
+	}
+	if past.Containers["old"] != nil || len(past.Told[b]) != 0 {
+		t.Errorf("what is over is remembered: %v", past)
+	}
+}
+
+func TestLedgerDoesNotGrow(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	l, _ := open(t, folder)
+	a := hub.ID{Index: "10", Name: "a"}
+	for i := range 30_000 {
+		id := strconv.Itoa(i)
+		l.Object(&nri.PodSandbox{Id: id}, nil)
+		l.Told(a, id, hub.ToldKnown)
+		l.Told(a, id, hub.ToldRemoved)
+	}
+	info, err := os.Stat(filepath.Join(folder, "ledger.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > 5<<20 {
+		t.Errorf("it has %d bytes for nothing that matters", info.Size())
+	}
+}
