@@ -68,7 +68,7 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	case i.version:
 		return printVersion(stdout)
 	case i.info:
-		return printInfo(stdout)
+		return printInfo(ctx, stdin, stdout)
 	case i.action == "start":
 		return start(ctx, i, stdin, stdout)
 	case i.action == "delete":

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
@@ -78,15 +77,6 @@ func removeContainer(ctx context.Context, id, bundle string) error {
 	if umountErr := mount.UnmountRecursive(rootfs, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); umountErr != nil && !errors.Is(umountErr, fs.ErrNotExist) {
 		err = errors.Join(err, umountErr)
 	}
-	return err
-}
-
-func printInfo(stdout io.Writer) error {
-	data, err := proto.Marshal(&types.RuntimeInfo{Name: Name, Version: &types.RuntimeVersion{Version: version()}})
-	if err != nil {
-		return err
-	}
-	_, err = stdout.Write(data)
 	return err
 }
 
