@@ -324,6 +324,27 @@ func testSandboxUpdate(t *testing.T, n *node) {
 	}
 }
 
+// Who is started is the container's program, to which a signal means something.
+func TestStartedIsTheProgram(t *testing.T) {
+	eachShim(t, func(t *testing.T, n *node) {
+		sb := n.sandbox()
+		for range 10 {
+			id, err := n.container(sb, port.IOSpec{}, "/bin/sleep", "1000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid, err := os.ReadFile(filepath.Join(n.dir, "shims", sb, "containers", id, "init.pid"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if exe, err := os.Readlink("/proc/" + string(pid) + "/exe"); err != nil || strings.Contains(exe, "runc") {
+				t.Errorf("process is %q, %v", exe, err)
+			}
+			n.kill(sb, id)
+		}
+	})
+}
+
 // A shim that ends takes everything with it, and its socket.
 func TestShutdownLeavesNothing(t *testing.T) {
 	eachShim(t, func(t *testing.T, n *node) {

@@ -103,15 +103,20 @@ func (t *Tasks) undo(ctx context.Context, i *shim.Instance, id string) error {
 	return err
 }
 
-// Start runs a created process.
+// Start runs a created process. When it returns a first process is the container's program,
+// as far as that can be seen from here, and no longer the OCI runtime's.
 func (t *Tasks) Start(ctx context.Context, sandboxID, containerID, execID string) (uint32, error) {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
 		return 0, err
 	}
 	var resp taskapi.StartResponse
+	before := programOf(pidOf(i, containerID, execID))
 	if err := i.Task(ctx, "Start", &taskapi.StartRequest{ID: containerID, ExecID: execID}, &resp); err != nil {
 		return 0, named(containerID, execID, err)
+	}
+	if execID == "" {
+		awaitProgram(ctx, resp.GetPid(), before)
 	}
 	return resp.GetPid(), nil
 }

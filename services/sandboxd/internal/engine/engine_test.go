@@ -262,6 +262,38 @@ func TestFailedStartIsAStartError(t *testing.T) {
 	}
 }
 
+// A stop signal that comes before the process has a handler would be lost.
+func TestStopSignalWaitsForItsHandler(t *testing.T) {
+	n := start(t, newWorld(t), "boot")
+	n.session(t, "gw")
+	id := startContainer(t, n, runPod(t, n, "a"), "c")
+	p, err := n.w.proc(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.w.set("programs.heeds", errors.New("no handler"))
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := n.Containers.Stop(t.Context(), id, time.Hour)
+		stopped <- err
+	}()
+	eventually(t, "looks for a handler", func() bool {
+		n.w.mu.Lock()
+		defer n.w.mu.Unlock()
+		return n.w.calls["programs.heeds"] > 2
+	})
+	n.w.mu.Lock()
+	early := len(p.signals)
+	n.w.mu.Unlock()
+	n.w.set("programs.heeds", nil)
+	if err := <-stopped; err != nil || early != 0 {
+		t.Errorf("%d signals before there was a handler; %v", early, err)
+	}
+	if want := []syscall.Signal{syscall.SIGTERM}; !slices.Equal(p.signals, want) {
+		t.Errorf("signals = %v, want %v", p.signals, want)
+	}
+}
+
 func TestShortestStopTimeoutWinsAndSignalIsSentOnce(t *testing.T) {
 	n := start(t, newWorld(t), "boot")
 	n.session(t, "gw")

@@ -471,6 +471,10 @@ func (p programs) Check(string, uint32, *specs.Process) error {
 	return p.w.do("programs.check", func() {})
 }
 
+func (p programs) Heeds(uint32, syscall.Signal) bool {
+	return p.w.do("programs.heeds", func() {}) == nil
+}
+
 type cgroups struct{ w *world }
 
 func (cgroups) OOMKills(string) uint64 { return 0 }

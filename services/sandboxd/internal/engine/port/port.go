@@ -315,12 +315,15 @@ type Specs interface {
 	ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container
 }
 
-// Programs looks at programs before they run.
+// Programs looks at programs before they run, and at what their processes take.
 type Programs interface {
 	// Check says why the program of a created container, whose first process is pid, cannot
 	// be run, as far as that is certain: an OCI runtime finds out when it cannot tell any
 	// more. Errors: ErrFailedPrecondition naming the file.
 	Check(containerID string, pid uint32, process *specs.Process) error
+	// Heeds says whether a signal would do anything to a process, which without a handler
+	// it does not to the first one of a process namespace. What cannot be judged heeds.
+	Heeds(pid uint32, sig syscall.Signal) bool
 }
 
 // Cgroups reads and ends what runs in cgroups.

@@ -15,6 +15,12 @@ import (
 // killTime bounds the wait for a killed container's end.
 const killTime = 2 * time.Minute
 
+// Pauses between looks at whether a process that is to be stopped has a handler.
+const (
+	handlerFirst = 5 * time.Millisecond
+	handlerMost  = 100 * time.Millisecond
+)
+
 // Stop ends a running container: it sends the stop signal once, waits up to timeout and then
 // kills everything in the container. With several callers the shortest timeout wins. It does not hold the container's turn while it waits, so
 // that a second call with less patience gets through.
@@ -39,14 +45,17 @@ func (d *Driver) Stop(ctx context.Context, c *table.Container, timeout time.Dura
 
 // terminate sends the stop signal, unless another call did, and waits.
 func (d *Driver) terminate(ctx context.Context, c *table.Container, timeout time.Duration) (ended bool, err error) {
+	begun := time.Now()
 	if c.Signalled.CompareAndSwap(false, true) {
-		err := d.p.Tasks.Kill(ctx, c.Sandbox.ID, c.ID, "", signalNumber(c.Record().GetStopSignal()), false)
+		sig := signalNumber(c.Record().GetStopSignal())
+		d.awaitHandler(ctx, c, sig, timeout)
+		err := d.p.Tasks.Kill(ctx, c.Sandbox.ID, c.ID, "", sig, false)
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 			c.Signalled.Store(false)
 			return false, fmt.Errorf("send %s: %w", c.Record().GetStopSignal(), err)
 		}
 	}
-	t := time.NewTimer(timeout)
+	t := time.NewTimer(timeout - time.Since(begun))
 	defer t.Stop()
 	select {
 	case <-c.Exited():
@@ -55,6 +64,23 @@ func (d *Driver) terminate(ctx context.Context, c *table.Container, timeout time
 		return false, nil
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
+	}
+}
+
+// awaitHandler waits until the stop signal means something to the container's first process,
+// but no longer than its stop may take.
+func (d *Driver) awaitHandler(ctx context.Context, c *table.Container, sig syscall.Signal, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	pid := c.Record().GetPid()
+	for delay := handlerFirst; !d.p.Programs.Heeds(pid, sig); delay = min(2*delay, handlerMost) {
+		select {
+		case <-c.Exited():
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
 	}
 }
 
