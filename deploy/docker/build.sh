@@ -53,7 +53,7 @@ folder 0700 $crisp $crisp /var/lib/crisp/eventbus
 build eventbus
 
 begin sandboxd
-add /usr/bin "$bin"/{crisp-init,containerd-shim-runc-v2,runc}
+add /usr/bin "$bin"/{crisp-init,containerd-shim-crisp-v1,containerd-shim-runc-v2,runc}
 add /opt/cni/bin "$bin"/cni/*
 add /etc/cni/net.d "$root/deploy/cni/10-crisp.conflist"
 add /etc/crisp "$here/sandboxd.toml"

@@ -1,4 +1,4 @@
-# Image of sandboxd with what it starts: the shim, runc and the CNI plugins, all static. build.sh
+# Image of sandboxd with what it starts: the shims, runc and the CNI plugins, all static. build.sh
 # makes the context. It runs as root and privileged: it owns the containers of the node.
 FROM scratch
 ADD rootfs.tar /

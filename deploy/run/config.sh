@@ -25,7 +25,7 @@ write_state() {
 	chown "nobody:$group" "$STATE/nri" "$STATE/bus" && chmod 0700 "$STATE/bus"
 	# Copies: ordinary users may not be able to enter the checkout, and programs started from here
 	# can be told from all others.
-	cp "${root:?}"/.bin/{cri-gateway,sandboxd,nri-hub,eventbus,crisp-init,containerd-shim-runc-v2,runc,fixture-registry,fixture-guest} "$STATE/bin/"
+	cp "${root:?}"/.bin/{cri-gateway,sandboxd,nri-hub,eventbus,crisp-init,containerd-shim-crisp-v1,containerd-shim-runc-v2,runc,fixture-registry,fixture-guest} "$STATE/bin/"
 	write_configs "$group"
 	write_network
 	write_pod
@@ -75,10 +75,16 @@ write_sandboxd() {
 		url = "nats://127.0.0.1:$BUS_PORT"
 		nkey_seed_file = "$STATE/bus/keys/sandboxd.nk"
 
+		# The shims are found beside sandboxd.
+		[runtime.handlers.crisp]
+		runtime_type = "io.containerd.crisp.v1"
+		sandboxer = "shim"
+		binary_name = "$STATE/bin/runc"
+		runtime_root = "$STATE/runc"
+
 		[runtime.handlers.runc]
 		runtime_type = "io.containerd.runc.v2"
 		sandboxer = "podsandbox"
-		shim_path = "$STATE/bin/containerd-shim-runc-v2"
 		binary_name = "$STATE/bin/runc"
 		runtime_root = "$STATE/runc"
 

@@ -303,7 +303,7 @@ func TestHandlerWithAnotherSnapshotter(t *testing.T) {
 			return
 		}
 		for _, key := range []string{"runtime_type", "shim_path", "binary_name", "runtime_root", "sandboxer"} {
-			settings.Set("runtime.handlers.copy."+key, settings.Get("runtime.handlers.runc."+key))
+			settings.Set("runtime.handlers.copy."+key, settings.Get("runtime.handlers."+settings.Get("runtime.default_handler").(string)+"."+key))
 		}
 		settings.Set("runtime.handlers.copy.snapshotter", "native")
 	}}

@@ -396,7 +396,7 @@ exec %[2]s "$@"
 
 // handler adds a runtime handler like the default one, but for what change says.
 func handler(settings testenv.Settings, name string, changed map[string]any) {
-	for key, value := range settings.Get("runtime.handlers.runc").(map[string]any) {
+	for key, value := range settings.Get("runtime.handlers." + settings.Get("runtime.default_handler").(string)).(map[string]any) {
 		settings.Set("runtime.handlers."+name+"."+key, value)
 	}
 	for key, value := range changed {

@@ -1,6 +1,35 @@
 package testenv
 
-import "strconv"
+import (
+	"os"
+	"strconv"
+	"testing"
+)
+
+// The runtime handlers of a system: our own shim, which is the default one, and the stock shim.
+const (
+	HandlerCrisp = "crisp"
+	HandlerStock = "runc"
+)
+
+// handlerVariable names the default handler of all systems whose Setup names none.
+const handlerVariable = "CRISP_TEST_HANDLER"
+
+// EachHandler tells a story with each shim. It is for stories that depend on the shim.
+func EachHandler(t *testing.T, story func(t *testing.T, handler string)) {
+	t.Helper()
+	for _, handler := range []string{HandlerCrisp, HandlerStock} {
+		t.Run(handler, func(t *testing.T) { story(t, handler) })
+	}
+}
+
+// defaultHandler is the handler for pods that name none; empty leaves it to the program.
+func (s *System) defaultHandler() string {
+	if s.setup.Handler != "" {
+		return s.setup.Handler
+	}
+	return os.Getenv(handlerVariable)
+}
 
 // adapt sets what a test's system needs otherwise than an installed one.
 func (s *System) adapt(p Process, settings Settings, plugins string) error {
@@ -15,10 +44,6 @@ func (s *System) adapt(p Process, settings Settings, plugins string) error {
 }
 
 func (s *System) adaptSandboxd(settings Settings, plugins string) error {
-	shim, err := Binary("containerd-shim-runc-v2")
-	if err != nil {
-		return err
-	}
 	runc, err := Binary("runc")
 	if err != nil {
 		return err
@@ -29,9 +54,18 @@ func (s *System) adaptSandboxd(settings Settings, plugins string) error {
 	}
 	settings.Set("bus.client.nkey_seed_file", s.BusKey("sandboxd"))
 	settings.Set("network.bin_dirs", []string{s.layout.path("cni"), plugins})
-	settings.Set("runtime.handlers.runc.shim_path", shim)
-	settings.Set("runtime.handlers.runc.binary_name", runc)
-	settings.Set("runtime.handlers.runc.runtime_root", s.layout.path("run", "runc"))
+	for handler, shim := range map[string]string{HandlerCrisp: "containerd-shim-crisp-v1", HandlerStock: "containerd-shim-runc-v2"} {
+		path, err := Binary(shim)
+		if err != nil {
+			return err
+		}
+		settings.Set("runtime.handlers."+handler+".shim_path", path)
+		settings.Set("runtime.handlers."+handler+".binary_name", runc)
+		settings.Set("runtime.handlers."+handler+".runtime_root", s.layout.path("run", "runc"))
+	}
+	if handler := s.defaultHandler(); handler != "" {
+		settings.Set("runtime.default_handler", handler)
+	}
 	return nil
 }
 

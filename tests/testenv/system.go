@@ -29,6 +29,9 @@ const nobody = 65534
 type Setup struct {
 	// Images are served by a registry that stands in for all registries.
 	Images []fixture.Image
+	// Handler is the runtime handler of pods that name none; empty: what CRISP_TEST_HANDLER
+	// says, else the default of the program.
+	Handler string
 	// Privileged runs all four processes as root. Otherwise the gateway, the hub
 	// and the bus run as an ordinary user.
 	Privileged bool

@@ -78,7 +78,7 @@ type Shim struct {
 // Handler is a runtime handler.
 type Handler struct {
 	RuntimeType                  string         `toml:"runtime_type" comment:"Type of the shim, such as io.containerd.runc.v2."`
-	ShimPath                     string         `toml:"shim_path" comment:"Shim binary; empty: found by its type in PATH."`
+	ShimPath                     string         `toml:"shim_path" comment:"Shim binary; empty: found by its type beside sandboxd, else in PATH."`
 	BinaryName                   string         `toml:"binary_name" comment:"OCI runtime that the shim drives; empty: the shim's default."`
 	RuntimeRoot                  string         `toml:"runtime_root" comment:"State folder of the OCI runtime; empty: the shim's default."`
 	Sandboxer                    string         `toml:"sandboxer" comment:"\"podsandbox\" for any shim, \"shim\" for one that serves the Sandbox API."`
@@ -132,7 +132,7 @@ func Default() Config {
 		Server:  server,
 		Bus:     Bus{Enabled: true, Client: bus, OutboxLimit: 100_000},
 		Runtime: Runtime{
-			DefaultHandler: "runc", CgroupDriver: "cgroupfs",
+			DefaultHandler: "crisp", CgroupDriver: "cgroupfs",
 			SessionGrace: config.Duration(10 * time.Second),
 			UnprivPorts:  true, UnprivICMP: true,
 			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{},
@@ -142,10 +142,10 @@ func Default() Config {
 				CleanupTimeout:  config.Duration(5 * time.Second),
 				ShutdownTimeout: config.Duration(3 * time.Second),
 			},
-			Handlers: map[string]Handler{"runc": {
-				RuntimeType: "io.containerd.runc.v2", Sandboxer: "podsandbox",
-				PodAnnotations: []string{}, ContainerAnnotations: []string{},
-			}},
+			Handlers: map[string]Handler{
+				"crisp": handler("io.containerd.crisp.v1", "shim"),
+				"runc":  handler("io.containerd.runc.v2", "podsandbox"),
+			},
 		},
 		Logs: Logs{MaxLineSize: 16 * config.KiB},
 		Image: Image{
@@ -159,6 +159,13 @@ func Default() Config {
 			ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni"},
 			MaxConfNum: 1, IPPreference: "ipv4", Timeout: config.Duration(2 * time.Minute), Parallel: 16,
 		},
+	}
+}
+
+func handler(runtimeType, sandboxer string) Handler {
+	return Handler{
+		RuntimeType: runtimeType, Sandboxer: sandboxer,
+		PodAnnotations: []string{}, ContainerAnnotations: []string{},
 	}
 }
 

@@ -114,7 +114,7 @@ type Handler struct {
 	Name string
 	// RuntimeType is the shim's type, such as "io.containerd.runc.v2".
 	RuntimeType string
-	// ShimPath is the shim's binary; empty means it is found by its type in PATH.
+	// ShimPath is the shim's binary; empty means it is found by its type.
 	ShimPath string
 	// BinaryName is the OCI runtime that a runc-like shim drives; empty for its default.
 	BinaryName string

@@ -3,6 +3,7 @@ package shim
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -91,7 +92,8 @@ func genericOptions(in map[string]any) (*runtimeoptions.Options, error) {
 	return o, nil
 }
 
-// Binary finds the shim's binary of a handler. It fails with ErrFailedPrecondition if there
+// Binary finds the shim's binary of a handler: the one that it names, or that of its type
+// beside this program, or in PATH. It fails with ErrFailedPrecondition if there
 // is none and with ErrInvalidArgument if the type of the shim has no such form as
 // "io.containerd.runc.v2".
 func Binary(h pod.Handler) (string, error) {
@@ -106,7 +108,15 @@ func Binary(h pod.Handler) (string, error) {
 		return "", fmt.Errorf("runtime type %q of runtime handler %q: %w", h.RuntimeType, h.Name, errdefs.ErrInvalidArgument)
 	}
 	name := fmt.Sprintf("containerd-shim-%s-%s", parts[len(parts)-2], parts[len(parts)-1])
-	path, err := exec.LookPath(name)
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("shim of runtime handler %q: %w", h.Name, err)
+	}
+	path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))
+	if err == nil {
+		return path, nil
+	}
+	path, err = exec.LookPath(name)
 	if err != nil {
 		return "", fmt.Errorf("shim of runtime handler %q: %w: %w", h.Name, err, errdefs.ErrFailedPrecondition)
 	}
