@@ -34,6 +34,8 @@ GO_TEST      := $(SAME_FLAGS) go test
 GO_TEST_RACE := go test -race
 TEST_FLAGS   ?=
 E2E_TIMEOUT  ?= 20m
+# Runtime handlers of the conformance tests, the default one first.
+HANDLER      ?= crisp,runc
 FUZZTIME     ?= 20s
 BENCHTIME    ?= 1s
 IMAGE_TAG    ?= dev
@@ -188,8 +190,8 @@ test-compose: system build parts ## Start the docker-compose stack on a private 
 	@deploy/docker/test.sh $(IMAGE_TAG)
 
 .PHONY: conformance
-conformance: system build parts $(BIN)/critest ## Run critest against the four processes (root); prints passed, failed and skipped
-	$(BIN)/conformance $(CONFORMANCE_FLAGS)
+conformance: system build parts $(BIN)/critest ## Run critest against the four processes with each shim, HANDLER=crisp or runc with one (root)
+	$(BIN)/conformance $(if $(HANDLER),--handler $(HANDLER)) $(CONFORMANCE_FLAGS)
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)

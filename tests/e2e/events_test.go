@@ -157,7 +157,11 @@ func TestEventsComeOnceAndInOrder(t *testing.T) {
 
 // A container that uses too much memory is told of as such.
 func TestOutOfMemoryIsTold(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	testenv.EachHandler(t, tellOutOfMemory)
+}
+
+func tellOutOfMemory(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("oom")
 	hungry := containerConfig("hungry", "tail /dev/zero")

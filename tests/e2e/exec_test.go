@@ -28,7 +28,11 @@ func readLines(t *testing.T, path string) []string {
 }
 
 func TestExecSyncGivesOutputAndExitCode(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	testenv.EachHandler(t, tellExecSync)
+}
+
+func tellExecSync(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("exec")
 	id := s.container(pod, config, containerConfig("main", "sleep 1000"))
@@ -49,7 +53,11 @@ func TestExecSyncGivesOutputAndExitCode(t *testing.T) {
 }
 
 func TestStreamedExecCarriesInputOutputAndExitCode(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	testenv.EachHandler(t, tellStreamedExec)
+}
+
+func tellStreamedExec(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("stream")
 	id := s.container(pod, config, containerConfig("main", "sleep 1000"))

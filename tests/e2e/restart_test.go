@@ -51,7 +51,11 @@ func TestKilledProcessesComeBack(t *testing.T) {
 // Containers run on without the process that owns them, and what ended without
 // it is known to the digit after its return.
 func TestContainersOutliveSandboxd(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	testenv.EachHandler(t, tellContainersOutliveSandboxd)
+}
+
+func tellContainersOutliveSandboxd(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("orphans")
 	steady := s.container(pod, config, containerConfig("steady", "n=0; while true; do n=$((n+1)); echo $n > /tmp/count; sleep 0.1; done"))

@@ -16,7 +16,11 @@ import (
 
 // Stats and metrics of a pod that works, over every call that gives them.
 func TestStatsAndMetrics(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	testenv.EachHandler(t, tellStatsAndMetrics)
+}
+
+func tellStatsAndMetrics(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("measured")
 	busy := containerConfig("busy", "head -c 100000 /dev/urandom >/file; while :; do :; done")

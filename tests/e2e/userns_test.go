@@ -47,8 +47,12 @@ func mappedContainer(config *criv1.PodSandboxConfig, name, script string) *criv1
 // In a pod with a user namespace everything belongs to the pod's own users: the root file
 // system, the files of the pod, volumes of the node, of images and declared by images.
 func TestUserNamespace(t *testing.T) {
+	testenv.EachHandler(t, tellUserNamespace)
+}
+
+func tellUserNamespace(t *testing.T, handler string) {
 	declare := func(c *v1.Config) { c.Volumes = map[string]struct{}{"/data": {}} }
-	s := startWith(t, testenv.Setup{}, derived(t, dataImage, declare, dataLayer(t)))
+	s := startWith(t, testenv.Setup{Handler: handler}, derived(t, dataImage, declare, dataLayer(t)))
 	host := t.TempDir()
 	must(t, os.Chmod(host, 0o700))
 	must(t, os.WriteFile(filepath.Join(host, "file"), []byte("of the node"), 0o600))

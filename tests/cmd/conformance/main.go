@@ -2,7 +2,9 @@
 // the four processes in namespaces of their own, with images from the fixture.
 //
 // It prints the names of the failing specs and, as its last line, how many
-// passed, failed and were skipped. The exit status is 1 if a spec that is wanted
+// passed, failed and were skipped. With --handler it does so once for each runtime
+// handler, as the default one of a system of its own; the last line then counts each
+// spec once, by its worst outcome. The exit status is 1 if a spec that is wanted
 // failed, or if nothing was run. With --endpoint it tests a runtime that runs
 // already, which shows whether a finding is the runtime's or the fixture's.
 package main
@@ -16,6 +18,8 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/crisp-cri/crisp/tests/fixture"
@@ -28,6 +32,7 @@ type options struct {
 	seed                int64
 	endpoint, nriSocket string
 	hostsDir            string
+	handlers            []string // at least one; empty is the default of the program
 	verbose, privileged bool
 	allCgroups          bool
 	extra               []string
@@ -37,6 +42,8 @@ var (
 	errFailed = errors.New("wanted specs failed")
 	errNoRun  = errors.New("no spec was run")
 	errLeak   = errors.New("the run left something behind")
+
+	errHandler = errors.New("--handler is for systems that are started here, not for --endpoint")
 )
 
 func main() {
@@ -58,6 +65,7 @@ func main() {
 
 func parse(args []string) (options, error) {
 	var o options
+	var handlers string
 	flags := flag.NewFlagSet("conformance", flag.ContinueOnError)
 	flags.StringVar(&o.focus, "focus", "", "run only specs that match this expression")
 	flags.StringVar(&o.skip, "skip", "", "do not run specs that match this expression")
@@ -66,11 +74,16 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.endpoint, "endpoint", "", "test the runtime at this CRI address instead of starting one")
 	flags.StringVar(&o.nriSocket, "nri-socket", "", "with --endpoint: the runtime's NRI socket")
 	flags.StringVar(&o.hostsDir, "hosts-dir", "", "with --endpoint: folder of hosts.toml files that the runtime reads")
+	flags.StringVar(&handlers, "handler", "", "runtime handlers, with commas between them, to run with one after the other (default: the configuration's default)")
 	flags.BoolVar(&o.verbose, "v", false, "show critest's own output")
 	flags.BoolVar(&o.privileged, "privileged", false, "run all four processes as root")
 	flags.BoolVar(&o.allCgroups, "all-cgroups", false, "count every new cgroup of the machine as left behind; nothing else may run containers meanwhile")
 	err := flags.Parse(args)
 	o.extra = flags.Args()
+	o.handlers = strings.Split(handlers, ",")
+	if err == nil && handlers != "" && o.endpoint != "" {
+		err = errHandler
+	}
 	return o, err
 }
 
@@ -91,18 +104,29 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var specs []spec
 	if o.endpoint != "" {
-		specs, err = testRunning(ctx, o, images, out)
-	} else {
-		specs, err = testOwn(ctx, o, images, out)
+		specs, err := testRunning(ctx, o, images, out)
+		return errors.Join(err, conclude(specs, wanted, o.verbose, out))
 	}
-	return errors.Join(err, conclude(specs, wanted, o.verbose, out))
+	var runs [][]spec
+	var problems []error
+	for _, handler := range o.handlers {
+		if handler != "" {
+			fmt.Fprintf(out, "with handler %s:\n", handler)
+		}
+		specs, err := testOwn(ctx, o, handler, images, out)
+		runs = append(runs, specs)
+		problems = append(problems, err, conclude(specs, wanted, o.verbose, out))
+	}
+	if len(runs) > 1 {
+		fmt.Fprintf(out, "with all of %s:\n%s\n", strings.Join(o.handlers, ", "), summary(worst(runs)))
+	}
+	return errors.Join(problems...)
 }
 
-// testOwn starts the four processes and tests them.
-func testOwn(ctx context.Context, o options, images []fixture.Image, out io.Writer) ([]spec, error) {
-	system, err := testenv.Launch(ctx, testenv.Setup{Images: images, Privileged: o.privileged, AllCgroups: o.allCgroups})
+// testOwn starts the four processes with a default handler and tests them.
+func testOwn(ctx context.Context, o options, handler string, images []fixture.Image, out io.Writer) ([]spec, error) {
+	system, err := testenv.Launch(ctx, testenv.Setup{Images: images, Handler: handler, Privileged: o.privileged, AllCgroups: o.allCgroups})
 	if err != nil {
 		return nil, err
 	}
@@ -137,10 +161,11 @@ func testRunning(ctx context.Context, o options, images []fixture.Image, out io.
 
 // conclude prints the result and judges it.
 func conclude(specs []spec, wanted *regexp.Regexp, verbose bool, out io.Writer) error {
-	count := map[string]int{}
-	var bad int
+	var bad, ran int
 	for _, s := range specs {
-		count[s.outcome()]++
+		if s.outcome() != "skipped" {
+			ran++
+		}
 		if s.outcome() == "skipped" && verbose {
 			fmt.Fprintf(out, "skipped: %s\n    %s\n", s.name(), s.reason())
 		}
@@ -155,12 +180,40 @@ func conclude(specs []spec, wanted *regexp.Regexp, verbose bool, out io.Writer) 
 		}
 		fmt.Fprintf(out, "FAILED%s: %s\n    %s\n", mark, s.name(), s.reason())
 	}
-	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", count["passed"], count["failed"], count["skipped"])
+	fmt.Fprintln(out, summary(specs))
 	switch {
 	case bad > 0:
 		return fmt.Errorf("%d: %w", bad, errFailed)
-	case count["passed"]+count["failed"] == 0:
+	case ran == 0:
 		return errNoRun
 	}
 	return nil
+}
+
+// summary counts the outcomes.
+func summary(specs []spec) string {
+	count := map[string]int{}
+	for _, s := range specs {
+		count[s.outcome()]++
+	}
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", count["passed"], count["failed"], count["skipped"])
+}
+
+// worst has each spec of several runs once: failed if it failed in one of them, else
+// skipped if it was skipped in one.
+func worst(runs [][]spec) []spec {
+	rank := map[string]int{"passed": 0, "skipped": 1, "failed": 2}
+	at := map[string]int{}
+	var out []spec
+	for _, s := range slices.Concat(runs...) {
+		i, known := at[s.name()]
+		switch {
+		case !known:
+			at[s.name()] = len(out)
+			out = append(out, s)
+		case rank[s.outcome()] > rank[out[i].outcome()]:
+			out[i] = s
+		}
+	}
+	return out
 }

@@ -36,6 +36,12 @@ func TestConclusionCountsAndNames(t *testing.T) {
 			t.Errorf("output is %q", out.String())
 		}
 	}
+	other := []spec{{LeafNodeText: "works", ContainerHierarchyTexts: []string{"group"}, State: "failed"}, {LeafNodeText: "cannot", ContainerHierarchyTexts: []string{"other"}, State: "passed"}}
+	for _, runs := range [][][]spec{{specs, other}, {other, specs}} {
+		if got := summary(worst(runs)); got != "0 passed, 2 failed, 1 skipped" {
+			t.Errorf("of both runs: %s", got)
+		}
+	}
 	if err := conclude(nil, regexp.MustCompile(""), false, &strings.Builder{}); !errors.Is(err, errNoRun) {
 		t.Errorf("without specs: %v, want %v", err, errNoRun)
 	}

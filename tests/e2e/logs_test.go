@@ -1,0 +1,152 @@
+//go:build integration
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/tests/testenv"
+)
+
+// writers is a container whose two streams get numbered lines as fast as it can.
+type writers struct {
+	s      *system
+	id     string
+	log    string
+	volume string
+}
+
+func (s *system) writers(name string) *writers {
+	s.t.Helper()
+	s.pull(busybox)
+	w := &writers{s: s, volume: s.t.TempDir()}
+	pod, config := s.pod(name)
+	out, errs := testenv.Numbered{Name: "out", Folder: "/volume", Burst: 500}, testenv.Numbered{Name: "err", Folder: "/volume", Burst: 500}
+	c := containerConfig("writers", fmt.Sprintf("(%s) >&2 & %s; wait", errs.Script(), out.Script()))
+	c.Mounts = []*criv1.Mount{{HostPath: w.volume, ContainerPath: "/volume"}}
+	w.id = s.container(pod, config, c)
+	w.log = s.status(w.id).GetLogPath()
+	w.grows(w.log)
+	return w
+}
+
+// grows waits until a log has some megabytes more.
+func (w *writers) grows(path string) {
+	w.s.t.Helper()
+	before := size(path)
+	eventually(w.s.t, "the log grows", func() error {
+		if now := size(path); now < before+2<<20 {
+			return fmt.Errorf("from %d to %d bytes", before, now)
+		}
+		return nil
+	})
+}
+
+func size(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// finish ends the writers and checks their logs.
+func (w *writers) finish(paths ...string) {
+	t := w.s.t
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(w.volume, "stop"), nil, 0o644))
+	if st := w.s.waitExit(w.id); st.GetExitCode() != 0 {
+		t.Errorf("exit code %d: %s", st.GetExitCode(), st.GetMessage())
+	}
+	for stream, name := range map[string]string{"stdout": "out", "stderr": "err"} {
+		text, err := os.ReadFile(filepath.Join(w.volume, name+".lines"))
+		must(t, err)
+		lines, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		must(t, err)
+		if err := testenv.CheckNumbered(stream, lines, paths...); err != nil {
+			t.Errorf("%s: %v", stream, err)
+		}
+		t.Logf("%s: %d lines in %d files", stream, lines, len(paths))
+	}
+}
+
+// A log that is rotated while a container writes as fast as it can loses no line, doubles
+// none, and after the reopening nothing more goes into the old file.
+func TestRotationLosesNothing(t *testing.T) {
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		w := start(t, testenv.Setup{Handler: handler}).writers("rotated")
+		var paths []string
+		sizes := map[string]int64{}
+		for n := range 10 {
+			old := fmt.Sprintf("%s.%d", w.log, n)
+			must(t, os.Rename(w.log, old))
+			time.Sleep(20 * time.Millisecond)
+			_, err := w.s.CRI.ReopenContainerLog(t.Context(), &criv1.ReopenContainerLogRequest{ContainerId: w.id})
+			must(t, err)
+			sizes[old] = size(old)
+			paths = append(paths, old)
+			w.grows(w.log)
+		}
+		w.finish(append(paths, w.log)...)
+		for path, before := range sizes {
+			if now := size(path); now != before {
+				t.Errorf("%s had %d bytes when the log was reopened and has %d", path, before, now)
+			}
+		}
+		_, err := w.s.CRI.ReopenContainerLog(t.Context(), &criv1.ReopenContainerLogRequest{ContainerId: w.id})
+		if err == nil {
+			t.Error("the log of an ended container was reopened")
+		}
+	})
+}
+
+// Stopping sandboxd in good order and starting it again costs a container that writes no
+// line, whoever writes its log.
+func TestLogOverAnOrderlyRestart(t *testing.T) {
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s := start(t, testenv.Setup{Handler: handler})
+		w := s.writers("written")
+		for range 3 {
+			must(t, s.Stop(t.Context(), testenv.Sandboxd))
+			must(t, s.Run(testenv.Sandboxd))
+			must(t, s.WaitReady(t.Context()))
+			w.grows(w.log)
+		}
+		w.finish(w.log)
+	})
+}
+
+// A stop is polite first: who listens ends in its own way, who does not is killed, and
+// nobody of it remains.
+func TestStopIsPoliteFirst(t *testing.T) {
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s := start(t, testenv.Setup{Handler: handler})
+		s.pull(busybox)
+		pod, config := s.pod("stopped")
+		polite := s.container(pod, config, containerConfig("polite", "trap 'exit 7' TERM; echo ready; while true; do sleep 0.1; done"))
+		deaf := s.container(pod, config, containerConfig("deaf", "trap '' TERM; sleep 1000 & echo ready; while true; do sleep 0.1; done"))
+		for id, code := range map[string]int32{polite: 7, deaf: 137} {
+			eventually(t, "the trap is set", func() error {
+				text, err := os.ReadFile(s.status(id).GetLogPath())
+				if err == nil && !strings.Contains(string(text), "ready") {
+					err = errors.New("not yet")
+				}
+				return err
+			})
+			_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: id, Timeout: 2})
+			must(t, err)
+			if got := s.waitExit(id).GetExitCode(); got != code {
+				t.Errorf("exit code %d, want %d", got, code)
+			}
+		}
+	})
+}
