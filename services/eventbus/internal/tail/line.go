@@ -103,6 +103,8 @@ func fields(d events.Delivery) []string {
 		return []string{"container=" + e.GetID()}
 	case *eventv1.SandboxDelete:
 		return []string{"sandbox=" + e.GetSandboxId()}
+	case *eventv1.ImageProgress:
+		return pullProgress(e)
 	case *eventv1.Gap:
 		return []string{fmt.Sprintf("dropped=%d", e.GetDropped())}
 	case containerEvent:
@@ -113,6 +115,21 @@ func fields(d events.Delivery) []string {
 		return []string{"image=" + e.GetName()}
 	}
 	return []string{"type=" + d.Envelope.GetEvent().GetTypeUrl()}
+}
+
+// pullProgress describes how far a pull is.
+func pullProgress(e *eventv1.ImageProgress) []string {
+	out := []string{
+		"image=" + e.GetImage(),
+		"state=" + strings.ToLower(strings.TrimPrefix(e.GetState().String(), "PULL_STATE_")),
+		fmt.Sprintf("bytes=%d/%d", e.GetBytesDone(), e.GetBytesTotal()),
+		fmt.Sprintf("fetched=%d/%d", e.GetLayersFetched(), e.GetLayersTotal()),
+		fmt.Sprintf("unpacked=%d/%d", e.GetLayersUnpacked(), e.GetLayersTotal()),
+	}
+	if e.GetError() != "" {
+		out = append(out, fmt.Sprintf("error=%q", e.GetError()))
+	}
+	return out
 }
 
 // Events about which there is nothing more to say than what they are about.

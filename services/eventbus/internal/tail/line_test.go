@@ -25,7 +25,10 @@ func TestHumanLineSaysWhatTheEventIsAbout(t *testing.T) {
 		"sandbox=s exit=0":                &eventsv1.SandboxExit{SandboxID: "s"},
 		"sandbox=s":                       &eventv1.SandboxDelete{SandboxId: "s"},
 		"image=i":                         &eventsv1.ImageDelete{Name: "i"},
-		"dropped=4":                       &eventv1.Gap{Dropped: 4},
+		"image=i state=failed bytes=3/7 fetched=1/2 unpacked=0/2 error=\"no \\\"x\\\"\"": &eventv1.ImageProgress{
+			Image: "i", State: eventv1.PullState_PULL_STATE_FAILED, BytesDone: 3, BytesTotal: 7, LayersFetched: 1, LayersTotal: 2, Error: `no "x"`,
+		},
+		"dropped=4": &eventv1.Gap{Dropped: 4},
 	} {
 		inner, err := typeurl.MarshalAny(event)
 		if err != nil {

@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
+	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
 	nodev1 "github.com/crisp-cri/crisp/proto/gen/crisp/node/v1"
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
@@ -92,6 +94,7 @@ type App struct {
 	hints     *hints.Server
 	publisher *busevents.Publisher
 	relay     *outbox.Relay
+	passing   *outbox.Passing // events that need not arrive
 	server    *rpc.Server
 	work      *api.Work
 	host      ocispec.Host
@@ -201,7 +204,12 @@ func (a *App) buildEngine(ctx context.Context) error {
 
 // imageChanged tells the bus of a changed image.
 func (a *App) imageChanged(ctx context.Context, topic string, event any) {
-	if m, ok := event.(proto.Message); ok {
+	switch m := event.(type) {
+	case *eventv1.ImageProgress:
+		if a.passing != nil {
+			a.passing.Tell(ctx, pod.Namespace, topic, "progress-"+rand.Text(), m)
+		}
+	case proto.Message:
 		a.engine.Publish(ctx, topic, m)
 	}
 }
@@ -220,11 +228,13 @@ func (a *App) buildEvents() error {
 	if err != nil {
 		return err
 	}
-	a.relay = outbox.New(a.store, func(ctx context.Context, e *recordv1.Event) error {
+	publish := func(ctx context.Context, e *recordv1.Event) error {
 		return a.publisher.Publish(ctx, busevents.Message{
 			ID: e.GetMessageId(), Topic: e.GetTopic(), Envelope: e.GetEnvelope(), TraceContext: e.GetTraceContext(),
 		})
-	}, a.cfg.Bus.OutboxLimit, a.tel.Log, a.tel.Registry)
+	}
+	a.passing = outbox.NewPassing(publish, a.tel.Log)
+	a.relay = outbox.New(a.store, publish, a.cfg.Bus.OutboxLimit, a.tel.Log, a.tel.Registry)
 	return nil
 }
 
@@ -255,6 +265,9 @@ func (a *App) Parts() []lifecycle.Part {
 		parts = append(parts, lifecycle.Part{Name: "outbox", Run: func(ctx context.Context, ready func()) error {
 			ready()
 			return a.relay.Run(ctx)
+		}}, lifecycle.Part{Name: "passing-events", Run: func(ctx context.Context, ready func()) error {
+			ready()
+			return a.passing.Run(ctx)
 		}})
 	}
 	return append(parts, a.server.Part("server"))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/errdefs"
@@ -23,10 +24,17 @@ import (
 // labelRef is the beginning of the labels by which a blob keeps others.
 const labelRef = "containerd.io/gc.ref.content."
 
+// bringing is what one pull works with.
+type bringing struct {
+	session     *registry.Session
+	snapshotter string
+	steps       *progress
+}
+
 // bring fetches and unpacks the image below root, mends what is broken of it on the node,
 // and returns what it is. Everything is held by the lease of ctx.
-func (s *Service) bring(ctx context.Context, session *registry.Session, root ocispec.Descriptor, snapshotter string) (*contents, ocispec.Descriptor, error) {
-	path, err := registry.Tree(ctx, root, platforms.Default(), s.document(session))
+func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor) (*contents, ocispec.Descriptor, error) {
+	path, err := registry.Tree(ctx, root, platforms.Default(), s.document(b.session))
 	if err != nil {
 		return nil, root, err
 	}
@@ -41,10 +49,12 @@ func (s *Service) bring(ctx context.Context, session *registry.Session, root oci
 		}
 	}
 	manifest := path[len(path)-1]
-	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, session, desc) }
-	err = s.unpack(ctx, manifest, snapshotter, fetch)
+	b.steps.begin(ctx, manifest.Manifest)
+	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, b, desc) }
+	extract := applier{s.st.Applier(), s.tracer, b.steps.extracted}
+	err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
-		err = s.unpack(ctx, manifest, snapshotter, fetch)
+		err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
 	}
 	if err != nil {
 		return nil, root, err
@@ -57,7 +67,7 @@ func (s *Service) bring(ctx context.Context, session *registry.Session, root oci
 	if err != nil {
 		return nil, root, err
 	}
-	return c, root, s.mend(ctx, c, snapshotter)
+	return c, root, s.mend(ctx, c, b.snapshotter)
 }
 
 // document takes a manifest or index from the node if it is there and whole, else from the
@@ -139,7 +149,7 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 // unpack fetches the configuration and the layers, several at a time, and extracts each as
 // soon as it and those below are there. Extraction is one after the other: a layer may leave
 // out folders whose owner and mode are those of the layers below.
-func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapshotter string, bring func(context.Context, ocispec.Descriptor) error) error {
+func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapshotter string, extract diff.Applier, bring func(context.Context, ocispec.Descriptor) error) error {
 	sn, name, err := s.st.Snapshotter(snapshotter)
 	if err != nil {
 		return err
@@ -148,7 +158,7 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapsh
 	defer cancel()
 	u, err := unpack.NewUnpacker(work, s.st.Content(),
 		unpack.WithUnpackPlatform(unpack.Platform{
-			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: s.st.Applier(),
+			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: extract,
 		}),
 		unpack.WithFetchAllContent(),
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.cfg.MaxConcurrentDownloads))),
@@ -174,7 +184,9 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapsh
 }
 
 // fetch brings a blob to the node, unless a whole one is there.
-func (s *Service) fetch(ctx context.Context, session *registry.Session, desc ocispec.Descriptor) error {
+func (s *Service) fetch(ctx context.Context, b bringing, desc ocispec.Descriptor) (err error) {
+	ctx, span := startLayer(ctx, s.tracer, "sandboxd.image.fetch", desc)
+	defer func() { endLayer(span, err) }()
 	whole := s.st.BlobPresent
 	if images.IsConfigType(desc.MediaType) {
 		whole = s.st.BlobIntact
@@ -184,7 +196,11 @@ func (s *Service) fetch(ctx context.Context, session *registry.Session, desc oci
 			return err
 		}
 	}
-	return session.Blob(ctx, s.st.Content(), desc)
+	if err := b.session.Blob(ctx, s.st.Content(), desc); err != nil {
+		return err
+	}
+	b.steps.arrived(desc)
+	return nil
 }
 
 // extractionError gives a kind to the errors of the unpacker that have none: a layer whose

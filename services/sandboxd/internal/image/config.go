@@ -28,5 +28,6 @@ type Config struct {
 	// OnChange, if set, is told of every image name that was made, changed or removed, with
 	// a topic ("/images/create", "/images/update", "/images/delete") and containerd's event.
 	// It is called after the change is durable, in order for each name, and must not block.
+	// It is also told how far pulls are, with TopicProgress and an ImageProgress.
 	OnChange func(ctx context.Context, topic string, event any)
 }

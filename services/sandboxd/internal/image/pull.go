@@ -85,8 +85,10 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 }
 
 // pull does the work of one pull and cleans up after a failed one.
-func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
+func (s *Service) pull(ctx context.Context, req request) (id string, err error) {
 	base := ctx
+	steps := s.newProgress(req.name)
+	defer func() { steps.end(base, id, err) }()
 	ctx, session, err := registry.Open(ctx, registry.Config{
 		HostDirs: s.cfg.HostDirs, ProgressTimeout: s.cfg.ProgressTimeout, UserAgent: s.cfg.UserAgent,
 		MaxConcurrentDownloads: s.cfg.MaxConcurrentDownloads, RangeSize: s.cfg.RangeSize,
@@ -95,7 +97,7 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 		return "", err
 	}
 	defer session.Close()
-	root, err := session.Resolve(ctx)
+	root, err := s.resolve(ctx, session)
 	if err != nil {
 		return "", err
 	}
@@ -105,7 +107,7 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 	}
 	defer func() { s.settle(base, held, err) }()
 
-	c, root, err := s.bring(ctx, session, root, req.snapshotter)
+	c, root, err := s.bring(ctx, bringing{session: session, snapshotter: req.snapshotter, steps: steps}, root)
 	if err != nil {
 		return "", registry.Failed(ctx, err)
 	}
@@ -116,6 +118,13 @@ func (s *Service) pull(ctx context.Context, req request) (_ string, err error) {
 		return "", registry.Classify(err)
 	}
 	return c.id, s.reload(ctx)
+}
+
+func (s *Service) resolve(ctx context.Context, session *registry.Session) (ocispec.Descriptor, error) {
+	ctx, span := s.tracer.Start(ctx, "sandboxd.image.resolve")
+	root, err := session.Resolve(ctx)
+	endLayer(span, err)
+	return root, err
 }
 
 // settle ends the lease of a pull. What it has brought is kept for the next attempt if the

@@ -24,9 +24,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace/noop"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
@@ -42,6 +45,7 @@ type node struct {
 	mu     sync.Mutex
 	users  []string
 	events []string
+	steps  []*eventv1.ImageProgress
 }
 
 func newNode(t *testing.T, change func(*Config, *storage.Config)) *node {
@@ -62,9 +66,13 @@ func (n *node) reopen() {
 func (n *node) open(change func(*Config, *storage.Config)) {
 	n.t.Helper()
 	sc := storage.Config{Root: n.root}
-	cfg := Config{OnChange: func(_ context.Context, topic string, _ any) {
+	cfg := Config{OnChange: func(_ context.Context, topic string, event any) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
+		if step, ok := event.(*eventv1.ImageProgress); ok {
+			n.steps = append(n.steps, step)
+			return
+		}
 		n.events = append(n.events, topic)
 	}}
 	if change != nil {
@@ -538,6 +546,77 @@ func TestPullGoesOn(t *testing.T) {
 			}
 			n.wantEmpty()
 		})
+	}
+}
+
+// TestPullProgress checks what is told of a pull, and its spans.
+func TestPullProgress(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	random := make([]byte, 8<<20)
+	_, _ = rand.Read(random)
+	img := imagetest.Image(t, v1.Config{}, imagetest.Layer(t, imagetest.File{Name: "a", Body: "a"}),
+		imagetest.Layer(t, imagetest.File{Name: "b", Body: "b"}), imagetest.Layer(t, imagetest.File{Name: "big", Body: string(random)}))
+	layers, _ := img.Layers()
+	slow, _ := layers[2].Digest()
+	ref := reg.Push(t, "app:1", img)
+	n := newNode(t, nil)
+	spans := tracetest.NewSpanRecorder()
+	n.tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("")
+	reg.Break(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if !strings.Contains(r.URL.Path, slow.String()) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		body := imagetest.Whole(r, next)
+		w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+		_, _ = w.Write(body[:len(body)/2])
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(2 * progressInterval)
+		_, _ = w.Write(body[len(body)/2:])
+	})
+	id := n.mustPull(ref)
+	size := int64(0)
+	for _, l := range layers {
+		s, _ := l.Size()
+		size += s
+	}
+	config, _ := img.RawConfigFile()
+	total := uint64(size) + uint64(len(config))
+	s, _ := layers[2].Size()
+	rest := total - uint64(s)
+	first, middle, last := n.steps[0], n.steps[1], n.steps[len(n.steps)-1]
+	for _, e := range n.steps {
+		if e.GetImage() != ref || e.GetPullId() != first.GetPullId() || e.GetLayersTotal() != 3 || e.GetBytesTotal() != total {
+			t.Errorf("event %v", e)
+		}
+	}
+	if len(n.steps) > 5 || first.GetState() != eventv1.PullState_PULL_STATE_RUNNING || first.GetBytesDone() != 0 {
+		t.Errorf("%d events, the first is %v", len(n.steps), first)
+	}
+	// The library writes in pieces of a megabyte.
+	if done := middle.GetBytesDone(); done < rest+uint64(s/3) || done > rest+uint64(s/2) || middle.GetLayersFetched() != 2 || middle.GetLayersUnpacked() != 2 {
+		t.Errorf("in the middle: %v", middle)
+	}
+	if last.GetState() != eventv1.PullState_PULL_STATE_DONE || last.GetImageId() != id || last.GetBytesDone() != total || last.GetLayersUnpacked() != 3 {
+		t.Errorf("last event: %v", last)
+	}
+	seen := map[string]int{}
+	for _, s := range spans.Ended() {
+		seen[s.Name()]++
+	}
+	want := map[string]int{"sandboxd.image.pull": 1, "sandboxd.image.resolve": 1, "sandboxd.image.fetch": 4, "sandboxd.image.extract": 3}
+	for name, n := range want {
+		if seen[name] != n {
+			t.Errorf("%d spans %s, want %d", seen[name], name, n)
+		}
+	}
+
+	n.steps = nil
+	if _, err := n.pull(reg.Host + "/absent:1"); err == nil {
+		t.Fatal("absent image pulled")
+	}
+	if len(n.steps) != 1 || n.steps[0].GetState() != eventv1.PullState_PULL_STATE_FAILED || !strings.Contains(n.steps[0].GetError(), "not found") {
+		t.Errorf("events of a failed pull: %v", n.steps)
 	}
 }
 

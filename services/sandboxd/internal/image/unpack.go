@@ -64,7 +64,7 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return err
 	}
-	err = s.unpack(ctx, path[len(path)-1], snapshotter, func(ctx context.Context, desc ocispec.Descriptor) error {
+	err = s.unpack(ctx, path[len(path)-1], snapshotter, applier{s.st.Applier(), s.tracer, func() {}}, func(ctx context.Context, desc ocispec.Descriptor) error {
 		if !s.st.BlobPresent(ctx, desc) {
 			return fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrNotFound)
 		}

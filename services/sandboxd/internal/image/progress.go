@@ -1,0 +1,174 @@
+package image
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/proto"
+
+	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
+)
+
+// TopicProgress is the topic of events that say how far a pull is.
+const TopicProgress = "/images/progress"
+
+const (
+	// progressInterval is how often a pull is told of while it moves.
+	progressInterval = 2 * time.Second
+	// maxErrorText bounds an error in an event, in bytes.
+	maxErrorText = 1 << 10
+)
+
+// progress tells how far a pull is. Its methods may be called concurrently.
+type progress struct {
+	s     *Service
+	image string
+	id    string
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+
+	mu       sync.Mutex // mu guards the rest
+	blobs    []ocispec.Descriptor
+	layers   int
+	fetched  map[digest.Digest]bool
+	unpacked int
+	last     *eventv1.ImageProgress
+}
+
+func (s *Service) newProgress(name reference.Named) *progress {
+	return &progress{s: s, image: name.String(), id: rand.Text(), stop: func() {}, fetched: make(map[digest.Digest]bool)}
+}
+
+// begin tells of the pull now and then, once its manifest is known. It is called once.
+func (p *progress) begin(ctx context.Context, manifest *ocispec.Manifest) {
+	p.mu.Lock()
+	p.blobs = append([]ocispec.Descriptor{manifest.Config}, manifest.Layers...)
+	p.layers = len(manifest.Layers)
+	p.mu.Unlock()
+	p.tell(ctx, p.state(ctx))
+	ctx, p.stop = context.WithCancel(ctx)
+	p.work.Go(func() {
+		tick := time.NewTicker(progressInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				p.tell(ctx, p.state(ctx))
+			}
+		}
+	})
+}
+
+// end tells what became of the pull.
+func (p *progress) end(ctx context.Context, id string, err error) {
+	p.stop()
+	p.work.Wait()
+	e := p.state(context.WithoutCancel(ctx))
+	if err != nil {
+		text := err.Error()
+		e.State, e.Error = eventv1.PullState_PULL_STATE_FAILED, strings.ToValidUTF8(text[:min(len(text), maxErrorText)], "")
+	} else {
+		e.State, e.ImageId = eventv1.PullState_PULL_STATE_DONE, id
+		e.BytesDone, e.LayersFetched, e.LayersUnpacked = e.GetBytesTotal(), e.GetLayersTotal(), e.GetLayersTotal()
+	}
+	p.tell(ctx, e)
+}
+
+// arrived says that a blob is on the node.
+func (p *progress) arrived(desc ocispec.Descriptor) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fetched[desc.Digest] = true
+}
+
+// extracted says that a layer is unpacked.
+func (p *progress) extracted() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unpacked++
+}
+
+// state sums up how far the pull is.
+func (p *progress) state(ctx context.Context) *eventv1.ImageProgress {
+	p.mu.Lock()
+	e := &eventv1.ImageProgress{
+		Image: p.image, PullId: p.id, State: eventv1.PullState_PULL_STATE_RUNNING,
+		LayersTotal: uint32(p.layers), LayersUnpacked: uint32(min(p.unpacked, p.layers)),
+	}
+	var begun []ocispec.Descriptor
+	for i, b := range p.blobs {
+		e.BytesTotal += uint64(max(b.Size, 0))
+		switch {
+		case !p.fetched[b.Digest]:
+			begun = append(begun, b)
+			continue
+		case i > 0:
+			e.LayersFetched++
+		}
+		e.BytesDone += uint64(max(b.Size, 0))
+	}
+	p.mu.Unlock()
+	for _, b := range begun {
+		// What is not begun yet has no status.
+		if st, err := p.s.st.Content().Status(ctx, remotes.MakeRefKey(ctx, b)); err == nil {
+			e.BytesDone += uint64(max(st.Offset, 0))
+		}
+	}
+	return e
+}
+
+// tell publishes a state unless it is the last one.
+func (p *progress) tell(ctx context.Context, e *eventv1.ImageProgress) {
+	p.mu.Lock()
+	same := proto.Equal(e, p.last)
+	p.last = e
+	p.mu.Unlock()
+	if !same {
+		p.s.tell(ctx, TopicProgress, e)
+	}
+}
+
+// applier extracts layers with a span of their own and counts them.
+type applier struct {
+	diff.Applier
+
+	tracer trace.Tracer
+	done   func()
+}
+
+// Apply implements diff.Applier.
+func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	ctx, span := startLayer(ctx, a.tracer, "sandboxd.image.extract", desc)
+	got, err := a.Applier.Apply(ctx, desc, mounts, opts...)
+	endLayer(span, err)
+	if err == nil {
+		a.done()
+	}
+	return got, err
+}
+
+func startLayer(ctx context.Context, tracer trace.Tracer, name string, desc ocispec.Descriptor) (context.Context, trace.Span) {
+	return tracer.Start(ctx, name, trace.WithAttributes(
+		attribute.String("digest", desc.Digest.String()), attribute.String("media_type", desc.MediaType), attribute.Int64("size", desc.Size)))
+}
+
+func endLayer(span trace.Span, err error) {
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	span.End()
+}
