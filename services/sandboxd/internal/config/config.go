@@ -99,6 +99,7 @@ type Logs struct {
 type Image struct {
 	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\" or \"native\"; empty: the best that works here."`
 	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
+	AuthFile               string          `toml:"auth_file" comment:"File in the form of docker's config.json with credentials for pulls that bring none; empty: none."`
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
 	LayerFetchBuffer       config.ByteSize `toml:"concurrent_layer_fetch_buffer" comment:"Size of the ranges in which a big layer is fetched, several at a time; each takes as much memory. 0: layers are fetched whole."`
 	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
@@ -235,7 +236,7 @@ func (r Runtime) Validate() error {
 func (i Image) Validate() error {
 	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
 		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
-		fetchBuffer(i.LayerFetchBuffer))
+		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile))
 }
 
 func fetchBuffer(size config.ByteSize) error {
@@ -262,6 +263,14 @@ func absolute(key, path string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %q is not an absolute path", key, path)
+}
+
+// optionalPath accepts an absolute path or none.
+func optionalPath(key, path string) error {
+	if path == "" {
+		return nil
+	}
+	return absolute(key, path)
 }
 
 func positive(key string, n int) error {

@@ -43,6 +43,7 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"max_line_size":            func(c *Config) { c.Logs.MaxLineSize = 1 },
 		"snapshotter":              func(c *Config) { c.Image.Snapshotter = "zfs" },
 		"max_concurrent_downloads": func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
+		"auth_file":                func(c *Config) { c.Image.AuthFile = "config.json" },
 		"layer_fetch_buffer":       func(c *Config) { c.Image.LayerFetchBuffer = 4096 },
 		"ip_preference":            func(c *Config) { c.Network.IPPreference = "ipx" },
 		"bin_dirs":                 func(c *Config) { c.Network.BinDirs = nil },

@@ -10,6 +10,9 @@ type Config struct {
 	// HostDirs are folders of registry host configuration; the first that knows a host is
 	// taken. They are read at each pull.
 	HostDirs []string
+	// AuthFile is a file in the form of docker's config.json with credentials for pulls that
+	// bring none; empty means none. It is read at each pull.
+	AuthFile string
 	// MaxConcurrentDownloads bounds the layers of one pull that are fetched at a time;
 	// 0 means 3.
 	MaxConcurrentDownloads int

@@ -90,7 +90,7 @@ func (s *Service) pull(ctx context.Context, req request) (id string, err error) 
 	steps := s.newProgress(req.name)
 	defer func() { steps.end(base, id, err) }()
 	ctx, session, err := registry.Open(ctx, registry.Config{
-		HostDirs: s.cfg.HostDirs, ProgressTimeout: s.cfg.ProgressTimeout, UserAgent: s.cfg.UserAgent,
+		HostDirs: s.cfg.HostDirs, AuthFile: s.cfg.AuthFile, ProgressTimeout: s.cfg.ProgressTimeout, UserAgent: s.cfg.UserAgent,
 		MaxConcurrentDownloads: s.cfg.MaxConcurrentDownloads, RangeSize: s.cfg.RangeSize,
 	}, req.name, req.creds)
 	if err != nil {

@@ -22,6 +22,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -312,6 +314,14 @@ func TestPullOtherForms(t *testing.T) {
 	if got := n.read(ref, "etc/mark"); got != "two" {
 		t.Errorf("etc/mark is %q after a restart", got)
 	}
+	// Layers that are the same, and one without a byte.
+	same := imagetest.Layer(t, imagetest.File{Name: "twice", Body: "x"})
+	nothing := static.NewLayer(nil, types.OCIUncompressedLayer)
+	odd := reg.Push(t, "odd:1", imagetest.Image(t, v1.Config{}, same, nothing, same, imagetest.Layer(t, imagetest.File{Name: "top", Body: "top"})))
+	n.mustPull(odd)
+	if got := n.read(odd, "twice") + n.read(odd, "top"); got != "xtop" {
+		t.Errorf("files of an image with a layer twice: %q", got)
+	}
 	// An image without layers.
 	bare := reg.Push(t, "bare:1", imagetest.Image(t, v1.Config{User: "web"}))
 	n.mustPull(bare)
@@ -332,6 +342,12 @@ func TestPullFaults(t *testing.T) {
 	flip := func(part string) imagetest.Fault {
 		return imagetest.Rewrite(part, func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
 	}
+	plainText := func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		// Without the digest the library looks at the type.
+		imagetest.Header("/manifests/", "Content-Type", "text/plain; charset=utf-8")(w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			imagetest.Header("/manifests/", "Docker-Content-Digest", "")(w, r, next)
+		}))
+	}
 	tests := map[string]struct {
 		fault imagetest.Fault
 		want  error // nil: the pull works all the same
@@ -351,6 +367,7 @@ func TestPullFaults(t *testing.T) {
 		"too many requests":              {imagetest.Status("/", 1, http.StatusTooManyRequests, http.Header{"Retry-After": {"0"}}), nil},
 		"forbidden":                      {imagetest.Status("/manifests/", -1, http.StatusForbidden, nil), errdefs.ErrPermissionDenied},
 		"login wanted":                   {imagetest.Status("/", -1, http.StatusUnauthorized, http.Header{"WWW-Authenticate": {`Basic realm="x"`}}), errdefs.ErrUnauthenticated},
+		"plain text":                     {plainText, nil},
 		"odd content type":               {imagetest.Header("/manifests/", "Content-Type", "application/json"), nil},
 		"no content type":                {imagetest.Header("/manifests/", "Content-Type", ""), nil},
 		"contradicting type":             {imagetest.Header("/manifests/", "Content-Type", ocispec.MediaTypeImageIndex), errdefs.ErrInvalidArgument},
@@ -430,6 +447,7 @@ func TestPullBadLayers(t *testing.T) {
 		"gzip cut":      cut[:len(cut)/2],
 		"tar cut":       imagetest.Compress(t, whole[:len(whole)/2]),
 		"not a tarball": []byte("nonsense"),
+		"wrong diff id": imagetest.Compress(t, imagetest.Tar(t, imagetest.File{Name: "f", Body: "other"})),
 	}
 	for name, data := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -5,9 +5,13 @@ package image
 
 import (
 	"context"
+	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/relay"
@@ -33,10 +37,22 @@ func (s *Service) PullImage(ctx context.Context, req *criv1.PullImageRequest) (*
 		Image: req.GetImage(), Auth: req.GetAuth(), SandboxConfig: req.GetSandboxConfig(),
 	})
 	if err != nil {
-		// The text is not added to: kubelet looks for a known reason at its beginning.
-		return nil, err
+		return nil, reasoned(err)
 	}
 	return &criv1.PullImageResponse{ImageRef: resp.GetImageRef()}, nil
+}
+
+// reasoned makes kubelet see the reason of a failed pull: it looks for it at the beginning of
+// errors, and cuts off what gRPC puts before their text only if they have no code. Other
+// errors stay as they are.
+func reasoned(err error) error {
+	text := status.Convert(err).Message()
+	for _, reason := range []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed} {
+		if strings.HasPrefix(text, reason.Error()) {
+			return status.Error(codes.Unknown, text)
+		}
+	}
+	return err
 }
 
 // ListImages implements criv1.ImageServiceServer.

@@ -346,4 +346,8 @@ func TestImages(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), reason) {
 		t.Errorf("PullImage: %v, want an error that begins with the reason", err)
 	}
+	// Only without a code kubelet sees the reason.
+	if !errdefs.IsUnknown(err) {
+		t.Errorf("PullImage: %v has a code", err)
+	}
 }

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,9 @@ const (
 // stays in the store if a later attempt can make use of it ([Resumable]). Calls for the same
 // blob must not overlap within one session. Errors as of [Classify].
 func (s *Session) Blob(ctx context.Context, store content.Store, desc ocispec.Descriptor) error {
+	if desc.Size == 0 {
+		return Failed(ctx, content.WriteBlob(ctx, store, remotes.MakeRefKey(ctx, desc), bytes.NewReader(nil), desc))
+	}
 	t := bringing{session: s, store: store, desc: desc, ranged: s.takeRanges(desc)}
 	defer func() { s.giveRanges(t.ranged) }()
 	var err error

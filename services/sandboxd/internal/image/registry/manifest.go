@@ -17,6 +17,8 @@ import (
 const (
 	// maxDocument bounds manifests and indexes.
 	maxDocument = 4 << 20
+	// maxConfig bounds image configurations, which are kept in memory.
+	maxConfig = 32 << 20
 	// MaxDepth bounds indexes within indexes.
 	MaxDepth = 4
 )
@@ -164,13 +166,16 @@ func checkManifest(m *ocispec.Manifest) error {
 		if err := d.Digest.Validate(); err != nil {
 			return fmt.Errorf("digest %q: %w: %w", d.Digest, err, errdefs.ErrInvalidArgument)
 		}
-		if d.Size <= 0 {
+		if d.Size < 0 || (d.Size == 0 && d.Digest != d.Digest.Algorithm().FromBytes(nil)) {
 			return fmt.Errorf("blob %s has size %d: %w", d.Digest, d.Size, errdefs.ErrInvalidArgument)
 		}
 		return nil
 	}
 	if err := clean(&m.Config); err != nil {
 		return err
+	}
+	if m.Config.Size > maxConfig {
+		return fmt.Errorf("image configuration has %d bytes, more than %d: %w", m.Config.Size, maxConfig, errdefs.ErrInvalidArgument)
 	}
 	for i := range m.Layers {
 		if !images.IsLayerType(m.Layers[i].MediaType) {

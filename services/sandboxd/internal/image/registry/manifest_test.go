@@ -37,6 +37,9 @@ func TestParseDocument(t *testing.T) {
 		"artifact":              {data: `{"config":{"mediaType":"application/vnd.cncf.helm.config.v1+json","digest":"` + zeros + `","size":2},"layers":[]}`, err: errdefs.ErrInvalidArgument},
 		"layer of unknown type": {data: `{` + config + `,"layers":[{"mediaType":"text/html","digest":"` + zeros + `","size":2}]}`, err: errdefs.ErrInvalidArgument},
 		"negative size":         {data: `{` + config + `,"layers":[` + strings.Replace(layer, `5`, `-5`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
+		"huge config":           {data: `{` + strings.Replace(config, `"size":2`, `"size":33554433`, 1) + `}`, err: errdefs.ErrInvalidArgument},
+		"no bytes":              {data: `{` + config + `,"layers":[` + strings.Replace(strings.Replace(layer, `"size":5`, `"size":0`, 1), zeros, digest.FromBytes(nil).String(), 1) + `]}`, want: ocispec.MediaTypeImageManifest},
+		"no bytes claimed":      {data: `{` + config + `,"layers":[` + strings.Replace(layer, `"size":5`, `"size":0`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
 		"bad digest":            {data: `{` + config + `,"layers":[` + strings.Replace(layer, zeros, `md5:1`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
 	}
 	for name, tt := range tests {

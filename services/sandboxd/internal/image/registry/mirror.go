@@ -54,9 +54,16 @@ func (m *mirror) RoundTrip(req *http.Request) (*http.Response, error) {
 		_ = resp.Body.Close()
 		return nil, fmt.Errorf("%s: %w", m.host, err)
 	}
-	if strings.Contains(origin(req).URL.Path, "/manifests/") && webPage(resp.Header) {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("%s: %w", m.host, errWebPage)
+	if strings.Contains(origin(req).URL.Path, "/manifests/") {
+		switch contentType(resp.Header) {
+		case "text/html", "application/xhtml+xml":
+			_ = resp.Body.Close()
+			return nil, fmt.Errorf("%s: %w", m.host, errWebPage)
+		case "text/plain":
+			// The library would take the manifest for one of the first schema. What it is can be
+			// seen from its content.
+			resp.Header.Del("Content-Type")
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,9 +185,12 @@ func checkRange(req *http.Request, resp *http.Response) error {
 	return fmt.Errorf("answer is the range %q, not %q: %w", got, req.Header.Get("Range"), errdefs.ErrFailedPrecondition)
 }
 
-func webPage(h http.Header) bool {
+func contentType(h http.Header) string {
 	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && (kind == "text/html" || kind == "application/xhtml+xml")
+	if err != nil {
+		return ""
+	}
+	return kind
 }
 
 // patientBody gives a mirror up on which no byte moves while one is waited for. The reader

@@ -27,6 +27,9 @@ type Config struct {
 	// HostDirs are folders of host configuration (hosts.toml), the first that knows a host
 	// is taken. They are read for every session.
 	HostDirs []string
+	// AuthFile is a file in the form of docker's config.json with credentials for pulls that
+	// bring none; empty means none. It is read for every session.
+	AuthFile string
 	// ProgressTimeout is how long a request may stay without a byte; 0 means for ever.
 	ProgressTimeout time.Duration
 	// UserAgent is sent with every request; empty means containerd's.
@@ -60,7 +63,7 @@ type Session struct {
 
 // Open prepares a session for an image name. The returned context ends when the session
 // stalls or is closed, and must be used for all its calls. The caller owes a Close.
-// Errors: ErrFailedPrecondition (host configuration).
+// Errors: ErrFailedPrecondition (host configuration, file of credentials).
 func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentials) (context.Context, *Session, error) {
 	s := &Session{name: name}
 	moves := new(progress)
@@ -126,6 +129,14 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 	if err != nil {
 		return nil, fmt.Errorf("host configuration of %q: %w: %w", registry, err, errdefs.ErrFailedPrecondition)
 	}
+	own := creds.For
+	if creds == (Credentials{}) && cfg.AuthFile != "" {
+		known, err := readAuthFile(cfg.AuthFile)
+		if err != nil {
+			return nil, err
+		}
+		own = func(host string) Credentials { return known.For(host, reference.Path(s.name)) }
+	}
 	patience := cfg.MirrorPatience
 	if patience <= 0 {
 		patience = defaultPatience
@@ -142,7 +153,7 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 		client := *hosts[i].Client
 		client.Transport = m
 		hosts[i].Client = &client
-		hosts[i].Authorizer = newAuthorizer(hosts[i], creds.For(hosts[i].Host))
+		hosts[i].Authorizer = newAuthorizer(hosts[i], own(hosts[i].Host))
 	}
 	return hosts, nil
 }
