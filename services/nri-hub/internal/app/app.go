@@ -45,6 +45,7 @@ type App struct {
 	tel     *telemetry.Telemetry
 	hub     *hub.Hub
 	plugins *plugin.Server
+	modules *plugin.Modules
 	service *api.Service
 	server  *rpc.Server
 	ledger  *memory.Ledger
@@ -119,6 +120,9 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 		TimedOut:  metrics.TimedOut,
 		Audit:     a.trail.Record,
 	})
+	if a.modules, err = plugin.NewModules(cfg.Launch.WasmCache, tel.Log); err != nil {
+		return nil, err
+	}
 	connections := plugin.Config{
 		RegistrationTimeout: cfg.Timeouts.Registration.Std(),
 		AnnouncedTimeout:    cfg.Timeouts.Announced.Std(),
@@ -133,6 +137,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 		Tracer:        tel.Tracer,
 		Metrics:       metrics,
 		Host:          a.hub,
+		Modules:       a.modules,
 		Peer:          peer,
 		ClientOptions: ttrpcx.ClientOptions(tel),
 		ServerOptions: ttrpcx.ServerOptions(tel),
@@ -165,12 +170,12 @@ func (a *App) Parts() []lifecycle.Part {
 	}
 }
 
-// ledgerPart closes the ledger when nothing is told any more.
+// ledgerPart closes what plugins have used when none of them is there any more.
 func (a *App) ledgerPart() lifecycle.Part {
 	return lifecycle.Part{Name: "ledger", Run: func(ctx context.Context, ready func()) error {
 		ready()
 		<-ctx.Done()
-		return a.ledger.Close()
+		return errors.Join(a.ledger.Close(), a.modules.Close(context.WithoutCancel(ctx)))
 	}}
 }
 
@@ -251,6 +256,11 @@ func nriVersion() string {
 type launched struct{ plugins *plugin.Server }
 
 var _ launch.Server = launched{}
+
+// ServeWasm implements launch.Server.
+func (l launched) ServeWasm(ctx context.Context, p launch.Plugin) error {
+	return l.plugins.ServeWasm(ctx, p.Path, plugin.Launched{ID: hub.ID{Index: p.Index, Name: p.Name}, Config: p.Config})
+}
 
 // ServeLaunched implements launch.Server.
 func (l launched) ServeLaunched(ctx context.Context, c net.Conn, p launch.Plugin) error {

@@ -5,7 +5,8 @@
 // NRI_PLUGIN_IDX and NRI_PLUGIN_SOCKET; its output goes to the log. A plugin that ends is
 // started again after a pause that grows with each quick failure. The folder is watched:
 // new files are started, removed ones stopped, replaced ones restarted. A file that is no
-// plugin is skipped with a warning and keeps no other from running.
+// plugin is skipped with a warning and keeps no other from running. A WebAssembly module is
+// given to the Server, which runs it inside the hub; each is loaded aside of the others.
 //
 // The package does not speak NRI: the connection is given to a Server.
 package launch
@@ -29,6 +30,8 @@ import (
 // Server serves the connection to a launched plugin until it ends.
 type Server interface {
 	ServeLaunched(ctx context.Context, c net.Conn, p Plugin) error
+	// ServeWasm runs a WebAssembly plugin until it ends. Compiling may take seconds.
+	ServeWasm(ctx context.Context, p Plugin) error
 }
 
 // Plugin is a running pre-installed plugin.
@@ -94,11 +97,11 @@ func (l *Launcher) Run(ctx context.Context) error {
 		return fmt.Errorf("watch plugin folder: %w", err)
 	}
 	defer watcher.Close() //nolint:errcheck // nothing is lost
-	if err := watcher.Add(l.cfg.Folder); err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("watch plugin folder %q: %w", l.cfg.Folder, err)
-		}
-		l.log.InfoContext(ctx, "no plugin folder", slog.String("path", l.cfg.Folder))
+	missing := time.NewTicker(l.folderPoll())
+	defer missing.Stop()
+	watched := l.watch(ctx, watcher)
+	if !watched {
+		l.log.InfoContext(ctx, "no plugin folder yet", slog.String("path", l.cfg.Folder))
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -111,6 +114,15 @@ func (l *Launcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-missing.C:
+			// It may come later, or have been replaced.
+			if _, err := os.Stat(l.cfg.Folder); err != nil {
+				watched = false
+			} else if !watched {
+				if watched = l.watch(ctx, watcher); watched {
+					quiet.Reset(settleTime)
+				}
+			}
 		case <-watcher.Events:
 			quiet.Reset(settleTime)
 		case err := <-watcher.Errors:
@@ -121,6 +133,18 @@ func (l *Launcher) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// watch begins to watch the folder and reports whether it does.
+func (l *Launcher) watch(ctx context.Context, watcher *fsnotify.Watcher) bool {
+	err := watcher.Add(l.cfg.Folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.WarnContext(ctx, "plugin folder not watched", slog.String("path", l.cfg.Folder), slog.Any("error", err))
+	}
+	return err == nil
+}
+
+// folderPoll is how often a folder that is missing is looked for.
+func (l *Launcher) folderPoll() time.Duration { return max(l.cfg.MinBackoff, 100*time.Millisecond) }
 
 // reconcile starts and stops plugins until they are what the folder says.
 func (l *Launcher) reconcile(ctx context.Context, wg *sync.WaitGroup, plugins map[file]running) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -48,6 +49,9 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 	config, err := l.configuration(f)
 	if err != nil {
 		return err
+	}
+	if isWasm(f.path) {
+		return l.server.ServeWasm(ctx, Plugin{Index: f.index, Name: f.name, Path: f.path, Config: config})
 	}
 	pair, err := nrinet.NewSocketPair()
 	if err != nil {
@@ -106,6 +110,18 @@ func (l *Launcher) runOnce(ctx context.Context, f file) error {
 		// Disconnected, by the plugin, by us or because ctx has ended.
 		return errors.Join(err, l.terminate(ctx, cmd.Process, exited))
 	}
+}
+
+// isWasm reports whether the file begins like a WebAssembly module.
+func isWasm(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false // its start says why
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	var head [8]byte
+	_, err = io.ReadFull(f, head[:])
+	return err == nil && string(head[:]) == "\x00asm\x01\x00\x00\x00"
 }
 
 // terminate ends the process, gently first, and waits for its end.

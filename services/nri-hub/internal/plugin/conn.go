@@ -130,15 +130,17 @@ func (p *conn) Call(ctx context.Context, event nri.Event, req proto.Message) (re
 
 // observe makes the span and the metrics of a call, and sorts its error.
 func (p *conn) observe(ctx context.Context, operation string, call func(context.Context) error) error {
-	return p.srv.observe(ctx, p.info.ID, operation, call)
+	return p.srv.observe(ctx, p.info.ID, operation, sortError, call)
 }
 
-func (s *Server) observe(ctx context.Context, id hub.ID, operation string, call func(context.Context) error) error {
+func (s *Server) observe(ctx context.Context, id hub.ID, operation string,
+	sort func(context.Context, error) error, call func(context.Context) error,
+) error {
 	ctx, span := s.parts.Tracer.Start(ctx, "nri.plugin", trace.WithAttributes(
 		attribute.String("plugin", id.String()), attribute.String("operation", operation)))
 	defer span.End()
 	begin := time.Now()
-	err := sortError(ctx, call(ctx))
+	err := sort(ctx, call(ctx))
 	if deadline, ok := ctx.Deadline(); ok && time.Now().After(deadline) && err == nil {
 		s.parts.Metrics.called(id, operation, begin, "late")
 		span.SetAttributes(attribute.Bool("late", true))

@@ -71,16 +71,7 @@ func (p *conn) UpdateContainers(ctx context.Context, req *nri.UpdateContainersRe
 
 // configure makes the plugin's first call in the other direction and completes Info.
 func (p *conn) configure(ctx context.Context, config string) error {
-	cfg := p.srv.cfg
-	name, version := p.srv.parts.Host.Runtime()
-	req := &nri.ConfigureRequest{
-		Config:              config,
-		RuntimeName:         name,
-		RuntimeVersion:      version,
-		RegistrationTimeout: cfg.AnnouncedTimeout.Milliseconds(),
-		RequestTimeout:      p.srv.parts.Host.RequestTimeout(p.info.ID).Milliseconds(),
-		NRIVersion:          cfg.NRIVersion,
-	}
+	req := p.srv.configureRequest(p.info.ID, config)
 	var resp *nri.ConfigureResponse
 	err := p.observe(ctx, "Configure", func(ctx context.Context) (err error) {
 		resp, err = p.remote.Configure(ctx, req)
@@ -89,20 +80,36 @@ func (p *conn) configure(ctx context.Context, config string) error {
 	if err != nil {
 		return fmt.Errorf("configure plugin %q: %w", p.info.ID, err)
 	}
-	events := nri.EventMask(resp.GetEvents())
-	if unknown := events &^ nri.ValidEvents; unknown != 0 {
-		p.log.WarnContext(ctx, "plugin subscribes to events that this NRI version does not have; they are left out",
-			slog.String("plugin", p.info.ID.String()), slog.Int64("mask", int64(unknown)))
-	}
-	if events == 0 {
-		events = nri.ValidEvents
-	}
-	p.info.Events = events & nri.ValidEvents
-	p.info.Policy = resp.GetFailurePolicy()
+	p.info.Events, p.info.Policy = p.srv.subscription(ctx, p.info.ID, resp)
 	p.mu.Lock()
 	p.configured = true
 	p.mu.Unlock()
 	return nil
+}
+
+func (s *Server) configureRequest(id hub.ID, config string) *nri.ConfigureRequest {
+	name, version := s.parts.Host.Runtime()
+	return &nri.ConfigureRequest{
+		Config:              config,
+		RuntimeName:         name,
+		RuntimeVersion:      version,
+		RegistrationTimeout: s.cfg.AnnouncedTimeout.Milliseconds(),
+		RequestTimeout:      s.parts.Host.RequestTimeout(id).Milliseconds(),
+		NRIVersion:          s.cfg.NRIVersion,
+	}
+}
+
+// subscription is what a plugin wants to hear of, and its failure policy.
+func (s *Server) subscription(ctx context.Context, id hub.ID, resp *nri.ConfigureResponse) (nri.EventMask, *nri.FailurePolicy) {
+	events := nri.EventMask(resp.GetEvents())
+	if unknown := events &^ nri.ValidEvents; unknown != 0 {
+		s.parts.Log.WarnContext(ctx, "plugin subscribes to events that this NRI version does not have; they are left out",
+			slog.String("plugin", id.String()), slog.Int64("mask", int64(unknown)))
+	}
+	if events == 0 {
+		events = nri.ValidEvents
+	}
+	return events & nri.ValidEvents, resp.GetFailurePolicy()
 }
 
 // awaitRegistration returns when the plugin has registered, or why it will not.

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 
 	nri "github.com/containerd/nri/pkg/api"
@@ -16,7 +15,7 @@ func (p *conn) send(ctx context.Context, event nri.Event, req proto.Message) (pr
 	if p.usesStateChange(event) {
 		return p.stateChange(ctx, event, req)
 	}
-	resp, err := p.invoke(ctx, event, req)
+	resp, err := invoke(ctx, p.remote, event, req)
 	if status.Code(err) != grpccodes.Unimplemented {
 		return resp, err
 	}
@@ -42,39 +41,57 @@ func (p *conn) usesStateChange(event nri.Event) bool {
 	return p.fallback[event]
 }
 
+// methods are those of a plugin, however it is reached.
+type methods interface {
+	RunPodSandbox(context.Context, *nri.RunPodSandboxRequest) (*nri.RunPodSandboxResponse, error)
+	UpdatePodSandbox(context.Context, *nri.UpdatePodSandboxRequest) (*nri.UpdatePodSandboxResponse, error)
+	PostUpdatePodSandbox(context.Context, *nri.PostUpdatePodSandboxRequest) (*nri.PostUpdatePodSandboxResponse, error)
+	StopPodSandbox(context.Context, *nri.StopPodSandboxRequest) (*nri.StopPodSandboxResponse, error)
+	RemovePodSandbox(context.Context, *nri.RemovePodSandboxRequest) (*nri.RemovePodSandboxResponse, error)
+	CreateContainer(context.Context, *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error)
+	PostCreateContainer(context.Context, *nri.PostCreateContainerRequest) (*nri.PostCreateContainerResponse, error)
+	StartContainer(context.Context, *nri.StartContainerRequest) (*nri.StartContainerResponse, error)
+	PostStartContainer(context.Context, *nri.PostStartContainerRequest) (*nri.PostStartContainerResponse, error)
+	UpdateContainer(context.Context, *nri.UpdateContainerRequest) (*nri.UpdateContainerResponse, error)
+	PostUpdateContainer(context.Context, *nri.PostUpdateContainerRequest) (*nri.PostUpdateContainerResponse, error)
+	StopContainer(context.Context, *nri.StopContainerRequest) (*nri.StopContainerResponse, error)
+	RemoveContainer(context.Context, *nri.RemoveContainerRequest) (*nri.RemoveContainerResponse, error)
+	ValidateContainerAdjustment(context.Context, *nri.ValidateContainerAdjustmentRequest) (*nri.ValidateContainerAdjustmentResponse, error)
+}
+
 // invoke makes the typed call.
-func (p *conn) invoke(ctx context.Context, event nri.Event, req proto.Message) (proto.Message, error) {
+func invoke(ctx context.Context, remote methods, event nri.Event, req proto.Message) (proto.Message, error) {
 	switch r := req.(type) {
 	case *nri.RunPodSandboxRequest:
-		return erase(p.remote.RunPodSandbox(ctx, r))
+		return erase(remote.RunPodSandbox(ctx, r))
 	case *nri.UpdatePodSandboxRequest:
-		return erase(p.remote.UpdatePodSandbox(ctx, r))
+		return erase(remote.UpdatePodSandbox(ctx, r))
 	case *nri.PostUpdatePodSandboxRequest:
-		return erase(p.remote.PostUpdatePodSandbox(ctx, r))
+		return erase(remote.PostUpdatePodSandbox(ctx, r))
 	case *nri.StopPodSandboxRequest:
-		return erase(p.remote.StopPodSandbox(ctx, r))
+		return erase(remote.StopPodSandbox(ctx, r))
 	case *nri.RemovePodSandboxRequest:
-		return erase(p.remote.RemovePodSandbox(ctx, r))
+		return erase(remote.RemovePodSandbox(ctx, r))
 	case *nri.CreateContainerRequest:
-		return erase(p.remote.CreateContainer(ctx, r))
+		return erase(remote.CreateContainer(ctx, r))
 	case *nri.PostCreateContainerRequest:
-		return erase(p.remote.PostCreateContainer(ctx, r))
+		return erase(remote.PostCreateContainer(ctx, r))
 	case *nri.StartContainerRequest:
-		return erase(p.remote.StartContainer(ctx, r))
+		return erase(remote.StartContainer(ctx, r))
 	case *nri.PostStartContainerRequest:
-		return erase(p.remote.PostStartContainer(ctx, r))
+		return erase(remote.PostStartContainer(ctx, r))
 	case *nri.UpdateContainerRequest:
-		return erase(p.remote.UpdateContainer(ctx, r))
+		return erase(remote.UpdateContainer(ctx, r))
 	case *nri.PostUpdateContainerRequest:
-		return erase(p.remote.PostUpdateContainer(ctx, r))
+		return erase(remote.PostUpdateContainer(ctx, r))
 	case *nri.StopContainerRequest:
-		return erase(p.remote.StopContainer(ctx, r))
+		return erase(remote.StopContainer(ctx, r))
 	case *nri.RemoveContainerRequest:
-		return erase(p.remote.RemoveContainer(ctx, r))
+		return erase(remote.RemoveContainer(ctx, r))
 	case *nri.ValidateContainerAdjustmentRequest:
-		return erase(p.remote.ValidateContainerAdjustment(ctx, r))
+		return erase(remote.ValidateContainerAdjustment(ctx, r))
 	default:
-		return nil, status.Error(grpccodes.Internal, fmt.Sprintf("no method for %s with a %T", event.PrettyName(), req))
+		return nil, errNoMethod(event, req)
 	}
 }
 

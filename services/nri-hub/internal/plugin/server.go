@@ -64,6 +64,7 @@ type Parts struct {
 	Tracer  trace.Tracer
 	Metrics *Metrics
 	Host    Host
+	Modules *Modules
 	// Peer tells the process at the other end of a connection.
 	Peer          func(net.Conn) (Peer, error)
 	ClientOptions []ttrpc.ClientOpts
