@@ -38,7 +38,9 @@ func (s *System) adapt(p Process, settings Settings, plugins string) error {
 		return s.adaptSandboxd(settings, plugins)
 	case Gateway:
 		settings.Set("events.nkey_seed_file", s.BusKey("gateway"))
-	case EventBus, NRIHub:
+	case NRIHub:
+		settings.Set("events.nkey_seed_file", s.BusKey("hub"))
+	case EventBus:
 	}
 	return nil
 }
