@@ -174,7 +174,7 @@ func (c *hubStream) pieces(ctx context.Context, id uint64) error {
 			return err
 		}
 		err = c.sendChunk(ctx, &nriv1.InventoryChunk{
-			RequestId: id, Pods: piece.GetPods(), Containers: piece.GetContainers(), More: true,
+			RequestId: id, Pods: piece.GetPods(), Containers: piece.GetContainers(), EndedIds: piece.GetEndedIds(), More: true,
 		})
 		if err != nil {
 			return err

@@ -131,6 +131,7 @@ func (g *gateway) receive(msg *nriv1.ConnectRequest) error {
 		}
 		c.inventory.Pods = append(c.inventory.Pods, m.Inventory.GetPods()...)
 		c.inventory.Containers = append(c.inventory.Containers, m.Inventory.GetContainers()...)
+		c.inventory.Ended = append(c.inventory.Ended, m.Inventory.GetEndedIds()...)
 		var err error
 		if text := m.Inventory.GetError(); text != "" {
 			err = errors.New(text)

@@ -126,6 +126,7 @@ type fakeGateway struct {
 	states      []*nriv1.HubState
 	pods        []*nri.PodSandbox
 	containers  []*nri.Container
+	ended       []string
 	updates     []*nriv1.UpdateRequest
 	inventories int
 	onInventory func()
@@ -208,6 +209,7 @@ func (g *fakeGateway) answerInventory(stream nriv1.HubService_ConnectClient, id 
 	g.mu.Lock()
 	g.inventories++
 	pods, containers, hook := slices.Clone(g.pods), slices.Clone(g.containers), g.onInventory
+	ended := slices.Clone(g.ended)
 	g.mu.Unlock()
 	if hook != nil {
 		hook()
@@ -216,7 +218,7 @@ func (g *fakeGateway) answerInventory(stream nriv1.HubService_ConnectClient, id 
 		c.RequestId = id
 		_ = stream.Send(&nriv1.ConnectRequest{Message: &nriv1.ConnectRequest_Inventory{Inventory: c}})
 	}
-	send(&nriv1.InventoryChunk{Pods: pods, More: true})
+	send(&nriv1.InventoryChunk{Pods: pods, EndedIds: ended, More: true})
 	for part := range slices.Chunk(containers, 1000) {
 		send(&nriv1.InventoryChunk{Containers: part, More: true})
 	}

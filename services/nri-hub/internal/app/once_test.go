@@ -64,11 +64,9 @@ func TestEndsWhileTheHubIsAway(t *testing.T) {
 
 	// c1 is removed and c2 has ended meanwhile; the pod is still there.
 	again := startHub(t, cfg)
-	ended := container("c2")
-	ended.State = nri.ContainerState_CONTAINER_STOPPED
 	g = again.connect(func(g *fakeGateway) {
 		g.pods = []*nri.PodSandbox{pod("p1")}
-		g.containers = []*nri.Container{ended}
+		g.ended = []string{"c2"}
 	})
 	next := again.mustStart("10", "p", &recorder{})
 	g.await(t, "10-p")
@@ -78,7 +76,7 @@ func TestEndsWhileTheHubIsAway(t *testing.T) {
 	}
 	g.removePod(t, "p1")
 	g.removePod(t, "p1")
-	wantEnds(t, next, "remove c1", "remove c2", "stop pod p1", "remove pod p1")
+	wantEnds(t, next, "remove c1", "stop c2", "remove c2", "stop pod p1", "remove pod p1")
 	again.stop()
 
 	// Nothing is owed twice.
@@ -150,6 +148,14 @@ func TestRemovalThatALostGatewayDidNotTell(t *testing.T) {
 	g.disconnect()
 	g = h.connect() // with nothing in its inventory
 	want := []string{"stop c1", "remove c1", "stop pod p1", "remove pod p1"}
+	wantEnds(t, p, want...)
+	// What has ended and is not removed is no removal.
+	if _, err := g.create(t.Context(), "c2"); err != nil {
+		t.Fatal(err)
+	}
+	g.disconnect()
+	g = h.connect(func(g *fakeGateway) { g.ended = []string{"c2"} })
+	time.Sleep(500 * time.Millisecond)
 	wantEnds(t, p, want...)
 	g.removePod(t, "p1")
 	wantEnds(t, p, want...)

@@ -167,6 +167,9 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 			out.Pods = append(out.Pods, p)
 		}
 	}
+	for _, id := range inv.Ended {
+		listed[id] = true
+	}
 	h.learnInventory(inv, pods)
 	for _, c := range inv.Containers {
 		listed[c.GetId()] = true

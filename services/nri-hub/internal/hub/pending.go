@@ -141,6 +141,10 @@ func (h *Hub) Reconcile(ctx context.Context, gw Gateway) {
 		delete(pending, c.GetId())
 		delete(known, c.GetId())
 	}
+	for _, id := range inv.Ended {
+		delete(pending, id)
+		delete(known, id)
+	}
 	for id, op := range pending {
 		delete(known, id)
 		h.mu.Lock()

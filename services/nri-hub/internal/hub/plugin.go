@@ -81,6 +81,7 @@ type Plugin interface {
 type Inventory struct {
 	Pods       []*nri.PodSandbox
 	Containers []*nri.Container
+	Ended      []string // ids of pods and containers that have ended and are not removed
 }
 
 // Synchronizer hands an inventory to a plugin and returns the updates that the plugin

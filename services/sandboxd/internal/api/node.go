@@ -23,6 +23,9 @@ import (
 // inventoryChunk is the size in bytes at which a piece of the inventory is sent.
 const inventoryChunk = 2 << 20
 
+// endedChunk is how many ids of ended objects are sent in one piece.
+const endedChunk = 10_000
+
 // NetworkState is what the node handlers need of the network.
 type NetworkState interface {
 	Ready() error
@@ -148,7 +151,7 @@ func (n *Node) UpdateRuntimeConfig(ctx context.Context, req *nodev1.UpdateRuntim
 
 // ListInventory implements NodeService.
 func (n *Node) ListInventory(_ *nodev1.ListInventoryRequest, stream grpc.ServerStreamingServer[nodev1.ListInventoryResponse]) error {
-	pods, containers, err := n.engine.Views.Inventory()
+	pods, containers, ended, err := n.engine.Views.Inventory()
 	if err != nil {
 		return err
 	}
@@ -161,6 +164,11 @@ func (n *Node) ListInventory(_ *nodev1.ListInventoryRequest, stream grpc.ServerS
 	for chunk := range bySize(containers) {
 		err := stream.Send(&nodev1.ListInventoryResponse{Containers: chunk})
 		if err != nil {
+			return err
+		}
+	}
+	for ids := range slices.Chunk(ended, endedChunk) {
+		if err := stream.Send(&nodev1.ListInventoryResponse{EndedIds: ids}); err != nil {
 			return err
 		}
 	}

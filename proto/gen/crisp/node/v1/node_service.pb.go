@@ -443,7 +443,10 @@ type ListInventoryResponse struct {
 	// Some pods.
 	Pods []*api.PodSandbox `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
 	// Some containers.
-	Containers    []*api.Container `protobuf:"bytes,2,rep,name=containers,proto3" json:"containers,omitempty"`
+	Containers []*api.Container `protobuf:"bytes,2,rep,name=containers,proto3" json:"containers,omitempty"`
+	// Ids of some pods and containers that are not shown to plugins, because they have ended,
+	// and that are not removed yet.
+	EndedIds      []string `protobuf:"bytes,3,rep,name=ended_ids,json=endedIds,proto3" json:"ended_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -492,6 +495,13 @@ func (x *ListInventoryResponse) GetContainers() []*api.Container {
 	return nil
 }
 
+func (x *ListInventoryResponse) GetEndedIds() []string {
+	if x != nil {
+		return x.EndedIds
+	}
+	return nil
+}
+
 var File_crisp_node_v1_node_service_proto protoreflect.FileDescriptor
 
 const file_crisp_node_v1_node_service_proto_rawDesc = "" +
@@ -519,12 +529,13 @@ const file_crisp_node_v1_node_service_proto_rawDesc = "" +
 	"\x1aUpdateRuntimeConfigRequest\x121\n" +
 	"\x06config\x18\x01 \x01(\v2\x19.runtime.v1.RuntimeConfigR\x06config\"\x1d\n" +
 	"\x1bUpdateRuntimeConfigResponse\"\x16\n" +
-	"\x14ListInventoryRequest\"\x8e\x01\n" +
+	"\x14ListInventoryRequest\"\xab\x01\n" +
 	"\x15ListInventoryResponse\x124\n" +
 	"\x04pods\x18\x01 \x03(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x04pods\x12?\n" +
 	"\n" +
 	"containers\x18\x02 \x03(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\n" +
-	"containers2\xe6\x03\n" +
+	"containers\x12\x1b\n" +
+	"\tended_ids\x18\x03 \x03(\tR\bendedIds2\xe6\x03\n" +
 	"\vNodeService\x12V\n" +
 	"\vOpenSession\x12!.crisp.node.v1.OpenSessionRequest\x1a\".crisp.node.v1.OpenSessionResponse0\x01\x12N\n" +
 	"\tGetStatus\x12\x1f.crisp.node.v1.GetStatusRequest\x1a .crisp.node.v1.GetStatusResponse\x12c\n" +

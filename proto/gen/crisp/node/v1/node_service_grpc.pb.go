@@ -42,8 +42,8 @@ type NodeServiceClient interface {
 	GetRuntimeConfig(ctx context.Context, in *GetRuntimeConfigRequest, opts ...grpc.CallOption) (*GetRuntimeConfigResponse, error)
 	// UpdateRuntimeConfig hands the pod CIDR to the network configuration template.
 	UpdateRuntimeConfig(ctx context.Context, in *UpdateRuntimeConfigRequest, opts ...grpc.CallOption) (*UpdateRuntimeConfigResponse, error)
-	// ListInventory returns every pod and container as NRI plugins see them, in one
-	// consistent snapshot sent in pieces.
+	// ListInventory returns every pod and container that has not ended as NRI plugins see
+	// them, and the ids of those that have, in one consistent snapshot sent in pieces.
 	ListInventory(ctx context.Context, in *ListInventoryRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListInventoryResponse], error)
 }
 
@@ -139,8 +139,8 @@ type NodeServiceServer interface {
 	GetRuntimeConfig(context.Context, *GetRuntimeConfigRequest) (*GetRuntimeConfigResponse, error)
 	// UpdateRuntimeConfig hands the pod CIDR to the network configuration template.
 	UpdateRuntimeConfig(context.Context, *UpdateRuntimeConfigRequest) (*UpdateRuntimeConfigResponse, error)
-	// ListInventory returns every pod and container as NRI plugins see them, in one
-	// consistent snapshot sent in pieces.
+	// ListInventory returns every pod and container that has not ended as NRI plugins see
+	// them, and the ids of those that have, in one consistent snapshot sent in pieces.
 	ListInventory(*ListInventoryRequest, grpc.ServerStreamingServer[ListInventoryResponse]) error
 	mustEmbedUnimplementedNodeServiceServer()
 }

@@ -193,7 +193,9 @@ type InventoryChunk struct {
 	// True if more pieces follow.
 	More bool `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
 	// Why there is no inventory; empty if there is.
-	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Ids of some pods and containers that have ended and are not removed yet.
+	EndedIds      []string `protobuf:"bytes,6,rep,name=ended_ids,json=endedIds,proto3" json:"ended_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -261,6 +263,13 @@ func (x *InventoryChunk) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *InventoryChunk) GetEndedIds() []string {
+	if x != nil {
+		return x.EndedIds
+	}
+	return nil
 }
 
 // UpdateResult is the outcome of an update request.
@@ -2699,7 +2708,7 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\amessage\"S\n" +
 	"\x05Hello\x12!\n" +
 	"\fruntime_name\x18\x01 \x01(\tR\vruntimeName\x12'\n" +
-	"\x0fruntime_version\x18\x02 \x01(\tR\x0eruntimeVersion\"\xd0\x01\n" +
+	"\x0fruntime_version\x18\x02 \x01(\tR\x0eruntimeVersion\"\xed\x01\n" +
 	"\x0eInventoryChunk\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x124\n" +
@@ -2708,7 +2717,8 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"containers\x18\x03 \x03(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\n" +
 	"containers\x12\x12\n" +
 	"\x04more\x18\x04 \x01(\bR\x04more\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"l\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1b\n" +
+	"\tended_ids\x18\x06 \x03(\tR\bendedIds\"l\n" +
 	"\fUpdateResult\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12=\n" +

@@ -120,29 +120,33 @@ func (v *Views) Sandboxes() ([]*recordv1.Sandbox, error) {
 
 // Inventory returns NRI's view of everything that plugins may hold resources for: committed
 // sandboxes that are not stopped, and their containers that have not ended.
-func (v *Views) Inventory() ([]*nri.PodSandbox, []*nri.Container, error) {
+func (v *Views) Inventory() (pods []*nri.PodSandbox, containers []*nri.Container, ended []string, _ error) {
 	sandboxes, err := v.Sandboxes()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	var pods []*nri.PodSandbox
 	for _, rec := range sandboxes {
 		if criview.SandboxState(rec) == criv1.PodSandboxState_SANDBOX_READY {
 			pods = append(pods, v.p.Specs.PodView(rec))
+		} else {
+			ended = append(ended, rec.GetId())
 		}
 	}
 	var live []*table.Container
 	for _, c := range v.p.Table.Containers() {
-		if s := c.Record().GetState(); s == table.ContainerCreated || s == table.ContainerRunning {
+		switch c.Record().GetState() {
+		case table.ContainerCreated, table.ContainerRunning:
 			live = append(live, c)
+		default:
+			ended = append(ended, c.ID)
 		}
 	}
 	slices.SortFunc(live, func(a, b *table.Container) int { return cmp.Compare(a.ID, b.ID) })
-	containers := make([]*nri.Container, 0, len(live))
+	containers = make([]*nri.Container, 0, len(live))
 	for _, c := range live {
 		containers = append(containers, v.Of(c).Container)
 	}
-	return pods, containers, nil
+	return pods, containers, ended, nil
 }
 
 // ImageUsers returns the ids of the containers that use an image.
