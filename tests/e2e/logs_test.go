@@ -23,6 +23,8 @@ type writers struct {
 	id     string
 	log    string
 	volume string
+	out    testenv.Numbered
+	errs   testenv.Numbered
 }
 
 func (s *system) writers(name string) *writers {
@@ -30,8 +32,8 @@ func (s *system) writers(name string) *writers {
 	s.pull(busybox)
 	w := &writers{s: s, volume: s.t.TempDir()}
 	pod, config := s.pod(name)
-	out, errs := testenv.Numbered{Name: "out", Folder: "/volume", Burst: 500}, testenv.Numbered{Name: "err", Folder: "/volume", Burst: 500}
-	c := containerConfig("writers", fmt.Sprintf("(%s) >&2 & %s; wait", errs.Script(), out.Script()))
+	w.out, w.errs = testenv.Numbered{Name: "out", Folder: "/volume", Burst: 500, Length: 100}, testenv.Numbered{Name: "err", Folder: "/volume", Burst: 500, Length: 100}
+	c := containerConfig("writers", fmt.Sprintf("(%s) >&2 & %s; wait", w.errs.Script(), w.out.Script()))
 	c.Mounts = []*criv1.Mount{{HostPath: w.volume, ContainerPath: "/volume"}}
 	w.id = s.container(pod, config, c)
 	w.log = s.status(w.id).GetLogPath()
@@ -67,12 +69,12 @@ func (w *writers) finish(paths ...string) {
 	if st := w.s.waitExit(w.id); st.GetExitCode() != 0 {
 		t.Errorf("exit code %d: %s", st.GetExitCode(), st.GetMessage())
 	}
-	for stream, name := range map[string]string{"stdout": "out", "stderr": "err"} {
-		text, err := os.ReadFile(filepath.Join(w.volume, name+".lines"))
+	for stream, writer := range map[string]testenv.Numbered{"stdout": w.out, "stderr": w.errs} {
+		text, err := os.ReadFile(filepath.Join(w.volume, writer.Name+".lines"))
 		must(t, err)
 		lines, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		must(t, err)
-		if err := testenv.CheckNumbered(stream, lines, paths...); err != nil {
+		if err := writer.Check(stream, lines, paths...); err != nil {
 			t.Errorf("%s: %v", stream, err)
 		}
 		t.Logf("%s: %d lines in %d files", stream, lines, len(paths))

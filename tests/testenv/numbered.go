@@ -24,8 +24,10 @@ type Numbered struct {
 	// leaves "<name>.lines", how many lines it wrote, and "<name>.slowest", the longest time
 	// in seconds that it took to write a burst.
 	Folder string
-	// Burst is how many lines of 100 bytes are written at a time.
+	// Burst is how many lines are written at a time.
 	Burst int
+	// Length is the bytes of a line with its end, at least 20.
+	Length int
 	// Pause is the time in seconds between bursts, as sleep takes it; empty for none.
 	Pause string
 }
@@ -40,7 +42,7 @@ func (n Numbered) Script() string {
 	return fmt.Sprintf(`awk 'function now() { getline uptime < "/proc/uptime"; close("/proc/uptime"); split(uptime, part, " "); return part[1] }
 function asked() { found = (getline line < "%[2]s/stop") >= 0; close("%[2]s/stop"); return found }
 BEGIN {
-	pad = sprintf("%%090d", 0)
+	pad = sprintf("%%0%[6]dd", 0)
 	while (!asked()) {
 		begun = now()
 		for (i = 0; i < %[3]d; i++) printf "%%0%[4]dd%%s\n", count++, pad
@@ -51,13 +53,12 @@ BEGIN {
 	}
 	print count + 0 > "%[2]s/%[1]s.lines"
 	print slowest + 0 > "%[2]s/%[1]s.slowest"
-}'`, n.Name, n.Folder, n.Burst, numberLength, pause)
+}'`, n.Name, n.Folder, n.Burst, numberLength, pause, n.Length-numberLength-1)
 }
 
-// CheckNumbered reads what a Numbered writer wrote to a stream from logs in the form of the
-// CRI, in the order of the files, and fails unless each of the lines is there once, in order
-// and whole.
-func CheckNumbered(stream string, lines int, paths ...string) error {
+// Check reads what the writer wrote to a stream from logs in the form of the CRI, in the order
+// of the files, and fails unless each of the lines is there once, in order and whole.
+func (n Numbered) Check(stream string, lines int, paths ...string) error {
 	next := 0
 	part := ""
 	for _, path := range paths {
@@ -69,7 +70,7 @@ func CheckNumbered(stream string, lines int, paths ...string) error {
 			line := part
 			part = ""
 			number, err := strconv.Atoi(line[:min(numberLength, len(line))])
-			if err != nil || len(line) != numberLength+90 || number != next {
+			if err != nil || len(line) != n.Length-1 || number != next {
 				return fmt.Errorf("%s: line %d is %.40q of %d bytes: %w", path, next, line, len(line), errLog)
 			}
 			next++

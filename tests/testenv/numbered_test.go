@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestCheckNumbered(t *testing.T) {
+func TestNumberedCheck(t *testing.T) {
 	pad := strings.Repeat("0", 90)
 	record := func(tag, content string) string { return "2026-01-02T03:04:05.6Z stdout " + tag + " " + content + "\n" }
 	one, two := "000000000"+pad, "000000001"+pad
@@ -34,7 +34,7 @@ func TestCheckNumbered(t *testing.T) {
 				}
 				paths = append(paths, path)
 			}
-			if err := CheckNumbered("stdout", 2, paths...); (err == nil) != c.good {
+			if err := (Numbered{Length: 100}).Check("stdout", 2, paths...); (err == nil) != c.good {
 				t.Error(err)
 			}
 		})
