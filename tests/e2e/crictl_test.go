@@ -73,6 +73,20 @@ func TestRuntimeInformationWithCrictl(t *testing.T) {
 	contains(t, s.crictl("version"), "RuntimeName", "RuntimeApiVersion:  v1")
 	contains(t, s.crictl("info"), "RuntimeReady", "NetworkReady")
 	contains(t, s.crictl("runtime-config"), "cgroup driver")
+	// Both shims do what runc and the kernel can.
+	status, err := s.CRI.Status(t.Context(), &criv1.StatusRequest{})
+	must(t, err)
+	handlers := map[string]*criv1.RuntimeHandlerFeatures{}
+	for _, h := range status.GetRuntimeHandlers() {
+		handlers[h.GetName()] = h.GetFeatures()
+	}
+	stock := handlers[testenv.HandlerStock]
+	for _, name := range []string{"", testenv.HandlerCrisp} {
+		f := handlers[name]
+		if f == nil || f.GetUserNamespaces() != stock.GetUserNamespaces() || f.GetRecursiveReadOnlyMounts() != stock.GetRecursiveReadOnlyMounts() {
+			t.Errorf("features of handler %q are %v, those of the stock shim %v", name, f, stock)
+		}
+	}
 }
 
 // The log file is in the form that kubelet reads.
