@@ -1,4 +1,6 @@
-// Package chaos runs pods while the processes of the runtime are killed at random moments.
+// Package chaos runs pods while the processes of the runtime are killed: at random moments, and
+// in each round sandboxd or a shim at a moment of one step of run, create, start, exec, stop
+// and remove. The pods of the rounds have the stock shim and our own in turn.
 //
 // The callers behave as kubelet does: they repeat a call with the same name and attempt when
 // it was cut off, and make a new attempt when a pod or container is lost. After each round

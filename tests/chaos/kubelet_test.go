@@ -28,9 +28,24 @@ var errLost = errors.New("lost")
 
 // kubelet calls CRI as kubelet does.
 type kubelet struct {
-	s *testenv.System
-	t *testing.T
+	s       *testenv.System
+	t       *testing.T
+	handler string
+	// step is told when a step in the life of a pod begins; the pod's id is empty before its run.
+	step func(step step, pod string)
 }
+
+// step is a step in the life of a pod and its containers.
+type step string
+
+const (
+	stepRun    step = "run"
+	stepCreate step = "create"
+	stepStart  step = "start"
+	stepExec   step = "exec"
+	stepStop   step = "stop"
+	stepRemove step = "remove"
+)
 
 // podConfig is a pod of that name; some share their PID namespace or use the node's network.
 func podConfig(s *testenv.System, name string, rng *rand.Rand) *criv1.PodSandboxConfig {
@@ -93,8 +108,9 @@ func (k *kubelet) retry(ctx context.Context, what string, again func(error) bool
 func always(error) bool { return true }
 
 func (k *kubelet) runPod(ctx context.Context, config *criv1.PodSandboxConfig) (id string, err error) {
+	k.step(stepRun, "")
 	err = k.retry(ctx, "run pod", transient, func(ctx context.Context) error {
-		answer, err := k.s.CRI.RunPodSandbox(ctx, &criv1.RunPodSandboxRequest{Config: config})
+		answer, err := k.s.CRI.RunPodSandbox(ctx, &criv1.RunPodSandboxRequest{Config: config, RuntimeHandler: k.handler})
 		id = answer.GetPodSandboxId()
 		return err
 	})
@@ -115,6 +131,7 @@ func (k *kubelet) runPod(ctx context.Context, config *criv1.PodSandboxConfig) (i
 }
 
 func (k *kubelet) stopPod(ctx context.Context, id string) error {
+	k.step(stepStop, id)
 	return k.retry(ctx, "stop pod", always, func(ctx context.Context) error {
 		_, err := k.s.CRI.StopPodSandbox(ctx, &criv1.StopPodSandboxRequest{PodSandboxId: id})
 		return err
@@ -125,6 +142,7 @@ func (k *kubelet) removePod(ctx context.Context, id string) error {
 	if err := k.stopPod(ctx, id); err != nil {
 		return err
 	}
+	k.step(stepRemove, id)
 	return k.retry(ctx, "remove pod", always, func(ctx context.Context) error {
 		_, err := k.s.CRI.RemovePodSandbox(ctx, &criv1.RemovePodSandboxRequest{PodSandboxId: id})
 		return err
@@ -169,6 +187,7 @@ func (k *kubelet) runContainer(ctx context.Context, pod string, podConfig *criv1
 	for attempt := range uint32(attempts) {
 		config.Metadata.Attempt = attempt
 		id := ""
+		k.step(stepCreate, pod)
 		err := k.retry(ctx, "create container", transient, func(ctx context.Context) error {
 			answer, err := k.s.CRI.CreateContainer(ctx, &criv1.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig})
 			id = answer.GetContainerId()
@@ -177,6 +196,7 @@ func (k *kubelet) runContainer(ctx context.Context, pod string, podConfig *criv1
 		if err != nil {
 			return "", err
 		}
+		k.step(stepStart, pod)
 		err = k.startContainer(ctx, id)
 		if !errors.Is(err, errLost) {
 			return id, err
@@ -238,7 +258,8 @@ func (k *kubelet) waitEnd(ctx context.Context, id string) (*criv1.ContainerStatu
 }
 
 // exec runs a command. It may be cut off, and must neither hang nor answer wrongly.
-func (k *kubelet) exec(ctx context.Context, id string) error {
+func (k *kubelet) exec(ctx context.Context, pod, id string) error {
+	k.step(stepExec, pod)
 	const limit = 5
 	began := time.Now()
 	limited, cancel := context.WithTimeout(ctx, 6*limit*time.Second)
@@ -253,14 +274,16 @@ func (k *kubelet) exec(ctx context.Context, id string) error {
 	return nil
 }
 
-func (k *kubelet) stopContainer(ctx context.Context, id string, seconds int64) error {
+func (k *kubelet) stopContainer(ctx context.Context, pod, id string, seconds int64) error {
+	k.step(stepStop, pod)
 	return k.retry(ctx, "stop container", always, func(ctx context.Context) error {
 		_, err := k.s.CRI.StopContainer(ctx, &criv1.StopContainerRequest{ContainerId: id, Timeout: seconds})
 		return err
 	})
 }
 
-func (k *kubelet) removeContainer(ctx context.Context, id string) error {
+func (k *kubelet) removeContainer(ctx context.Context, pod, id string) error {
+	k.step(stepRemove, pod)
 	return k.retry(ctx, "remove container", always, func(ctx context.Context) error {
 		_, err := k.s.CRI.RemoveContainer(ctx, &criv1.RemoveContainerRequest{ContainerId: id})
 		return err

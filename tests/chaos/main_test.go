@@ -33,6 +33,37 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(context.Background(), m))
 }
 
+// The runtime handlers of the rounds: the stock shim, and our own with either controller.
+const (
+	handlerStock    = "stock"
+	handlerCrisp    = "own"
+	handlerCrispAPI = "own-sandbox-api"
+)
+
+// configure adds the handlers.
+func configure(p testenv.Process, settings testenv.Settings) {
+	if p != testenv.Sandboxd {
+		return
+	}
+	for name, kind := range map[string][3]string{
+		handlerStock:    {"io.containerd.runc.v2", "containerd-shim-runc-v2", "podsandbox"},
+		handlerCrisp:    {"io.containerd.crisp.v1", "containerd-shim-crisp-v1", "podsandbox"},
+		handlerCrispAPI: {"io.containerd.crisp.v1", "containerd-shim-crisp-v1", "shim"},
+	} {
+		binary, err := testenv.Binary(kind[1])
+		if err != nil {
+			panic(err) // built together with the processes
+		}
+		key := "runtime.handlers." + name
+		settings.Set(key+".runtime_type", kind[0])
+		settings.Set(key+".shim_path", binary)
+		settings.Set(key+".sandboxer", kind[2])
+		for _, same := range []string{".binary_name", ".runtime_root"} {
+			settings.Set(key+same, settings.Get("runtime.handlers.runc"+same))
+		}
+	}
+}
+
 // setting reads a number from the environment.
 func setting(t *testing.T, name string, otherwise int) int {
 	t.Helper()
@@ -57,7 +88,7 @@ func start(t *testing.T) *testenv.System {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := testenv.Start(t, testenv.Setup{Images: images})
+	s := testenv.Start(t, testenv.Setup{Images: images, Configure: configure})
 	_, err = s.Images.PullImage(t.Context(), &criv1.PullImageRequest{Image: &criv1.ImageSpec{Image: fixture.BusyboxImage}})
 	if err != nil {
 		t.Fatal(err)

@@ -41,10 +41,64 @@ type round struct {
 	seed   uint64
 	events *stream
 
+	// killing is held by who kills a process and starts it again.
+	killing sync.Mutex
+	// aim is the kill that a step of a pod's life sets off.
+	aim aimed
+
 	mu sync.Mutex
 	// promises by container.
 	promises   map[string]promise
 	shimKilled bool
+	steps      map[step]int // how many have begun
+	hits       sync.WaitGroup
+}
+
+// aimed is a kill at a moment of a step.
+type aimed struct {
+	step   step
+	nth    int // of the steps of this kind
+	after  time.Duration
+	victim testenv.Process
+}
+
+// handlers are what the rounds' pods are run with, in turn.
+var handlers = [...]string{handlerStock, handlerCrisp, handlerStock, handlerCrispAPI}
+
+// aimAt draws the kill at a step. The steps, and who is killed in them, follow each other, so
+// that 24 rounds have every combination with both shims.
+func (r *round) aimAt() aimed {
+	rng := r.random(100)
+	n := r.number / len(handlers)
+	steps := [...]step{stepRun, stepCreate, stepStart, stepExec, stepStop, stepRemove}
+	victims := [...]testenv.Process{testenv.Sandboxd, shim}
+	window := 80 * time.Millisecond
+	if steps[n%len(steps)] == stepRun {
+		window = 250 * time.Millisecond
+	}
+	return aimed{
+		step: steps[n%len(steps)], nth: rng.IntN(3), after: time.Duration(rng.Int64N(int64(window))),
+		victim: victims[(r.number+n/len(steps))%len(victims)],
+	}
+}
+
+// began hears of a step, and kills if it is the one.
+func (r *round) began(ctx context.Context, s step, pod string) {
+	r.mu.Lock()
+	n := r.steps[s]
+	r.steps[s]++
+	r.mu.Unlock()
+	if s != r.aim.step || n != r.aim.nth {
+		return
+	}
+	r.hits.Go(func() {
+		if !pause(ctx, r.aim.after) {
+			return
+		}
+		if err := r.kill(ctx, r.aim.victim, pod); err != nil {
+			r.t.Errorf("kill %s at %s: %v", r.aim.victim, s, err)
+		}
+	})
 }
 
 // promise is what was told of a container over CRI.
@@ -87,20 +141,25 @@ func (r *round) run(ctx context.Context) {
 	r.promises = map[string]promise{}
 	began := time.Now()
 	kills := r.plan()
-	r.t.Logf("seed %d, kills %v", r.seed, kills)
+	r.aim, r.steps = r.aimAt(), map[step]int{}
+	k := &kubelet{s: r.s, t: r.t, handler: handlers[r.number%len(handlers)], step: func(s step, pod string) { r.began(ctx, s, pod) }}
+	r.t.Logf("seed %d, handler %s, kills %v, and %s %s after the begin of %s number %d",
+		r.seed, k.handler, kills, r.aim.victim, r.aim.after, r.aim.step, r.aim.nth)
 	var wg sync.WaitGroup
 	for w := range workers {
-		wg.Go(func() { r.work(ctx, w) })
+		wg.Go(func() { r.work(ctx, k, w) })
 	}
 	wg.Go(func() { r.killAll(ctx, kills) })
 	wg.Wait()
+	r.hits.Wait()
 	if err := r.s.WaitReady(ctx); err != nil {
 		r.t.Errorf("after the kills: %v", err)
 		return
 	}
 	worked := time.Since(began)
 	r.verify("state with pods", checkState(ctx, r.s))
-	r.verify("removal of all pods", (&kubelet{r.s, r.t}).removeAll(ctx))
+	r.verify("removal of all pods", k.removeAll(ctx))
+	r.hits.Wait()
 	r.verify("state without pods", checkState(ctx, r.s))
 	r.verify("processes", checkProcesses(ctx))
 	r.verify("leaks", checkLeaks(ctx, before, r.s.LeakScope()))
@@ -121,20 +180,24 @@ func (r *round) killAll(ctx context.Context, kills []kill) {
 		if !pause(ctx, k.after-time.Since(began)) {
 			return
 		}
-		var err error
-		if k.victim == shim {
-			err = r.killShim()
-		} else {
-			err = errors.Join(r.s.Kill(ctx, k.victim), r.s.Run(k.victim))
-		}
-		if err != nil {
+		if err := r.kill(ctx, k.victim, ""); err != nil {
 			r.t.Errorf("kill %s: %v", k.victim, err)
 		}
 	}
 }
 
-// killShim kills one of the shims that run now, if any does.
-func (r *round) killShim() error {
+// kill kills a process, and starts it again if it is one of the four.
+func (r *round) kill(ctx context.Context, victim testenv.Process, pod string) error {
+	if victim == shim {
+		return r.killShim(pod)
+	}
+	r.killing.Lock()
+	defer r.killing.Unlock()
+	return errors.Join(r.s.Kill(ctx, victim), r.s.Run(victim))
+}
+
+// killShim kills the shim of a pod, or, without one, any of those that run now.
+func (r *round) killShim(pod string) error {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return err
@@ -142,7 +205,7 @@ func (r *round) killShim() error {
 	var pids []int
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(text), "containerd-shim") || !strings.Contains(string(text), r.s.Path()) {
+		if err != nil || !strings.Contains(string(text), "containerd-shim") || !strings.Contains(string(text), r.s.Path()) || !strings.Contains(string(text), pod) {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -165,8 +228,7 @@ func (r *round) killShim() error {
 }
 
 // work is one caller: it brings up pods one after the other.
-func (r *round) work(ctx context.Context, number int) {
-	k := &kubelet{r.s, r.t}
+func (r *round) work(ctx context.Context, k *kubelet, number int) {
 	rng := r.random(2 + number)
 	for n := range podsPerWork {
 		name := fmt.Sprintf("r%d-w%d-p%d", r.number, number, n)
@@ -220,7 +282,7 @@ func (r *round) syncContainers(ctx context.Context, k *kubelet, rng *rand.Rand, 
 			return fmt.Errorf("container %d: %w", n, err)
 		}
 		r.note(id, promise{name: config.GetMetadata().GetName() + "/" + c.GetMetadata().GetName(), started: true, code: -1})
-		if err := r.live(ctx, k, rng, id, code); err != nil {
+		if err := r.live(ctx, k, rng, pod, id, code); err != nil {
 			return fmt.Errorf("container %d: %w", n, err)
 		}
 	}
@@ -228,17 +290,17 @@ func (r *round) syncContainers(ctx context.Context, k *kubelet, rng *rand.Rand, 
 }
 
 // live uses a container that was started.
-func (r *round) live(ctx context.Context, k *kubelet, rng *rand.Rand, id string, code int32) error {
+func (r *round) live(ctx context.Context, k *kubelet, rng *rand.Rand, pod, id string, code int32) error {
 	if code < 0 {
 		for range rng.IntN(3) {
-			if err := k.exec(ctx, id); err != nil {
+			if err := k.exec(ctx, pod, id); err != nil {
 				return err
 			}
 		}
 		if rng.IntN(2) == 0 {
 			return nil
 		}
-		if err := k.stopContainer(ctx, id, int64(rng.IntN(3))); err != nil {
+		if err := k.stopContainer(ctx, pod, id, int64(rng.IntN(3))); err != nil {
 			return err
 		}
 	}
@@ -259,7 +321,7 @@ func (r *round) live(ctx context.Context, k *kubelet, rng *rand.Rand, id string,
 		r.t.Errorf("container %s: created %d, started %d, finished %d", id, status.GetCreatedAt(), status.GetStartedAt(), status.GetFinishedAt())
 	}
 	if rng.IntN(2) == 0 {
-		return k.removeContainer(ctx, id)
+		return k.removeContainer(ctx, pod, id)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
 		Version:      buildinfo.Read().Version,
 		Debug:        cfg.Log.Level == "debug",
 		Timeouts: shim.Timeouts{
-			Start: cfg.Runtime.Shim.StartTimeout.Std(), Load: cfg.Runtime.Shim.LoadTimeout.Std(),
+			Start: cfg.Runtime.Shim.StartTimeout.Std(), Connect: cfg.Runtime.Shim.StartTimeout.Std(), Load: cfg.Runtime.Shim.LoadTimeout.Std(),
 			Cleanup: cfg.Runtime.Shim.CleanupTimeout.Std(), Shutdown: cfg.Runtime.Shim.ShutdownTimeout.Std(),
 		},
 		Client: ttrpcx.ClientOptions(tel),

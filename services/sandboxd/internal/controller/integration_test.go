@@ -652,6 +652,44 @@ func testSharedInit(t *testing.T, n *node) {
 	}
 }
 
+// The death of a shim takes the sandbox's own process along, and its traces.
+func TestSharedInitOfADeadShim(t *testing.T) { eachShim(t, testSharedInitOfADeadShim) }
+
+func testSharedInitOfADeadShim(t *testing.T, n *node) {
+	t.Helper()
+	id := shimtest.ID()
+	err := n.ctl.Create(t.Context(), engine.SandboxSpec{
+		ID: id, Handler: n.handler, InitRootfs: n.mounts(),
+		Init: shimtest.Spec(t, id, id, false, "/bin/sleep", "1000"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, err := n.ctl.Start(t.Context(), id)
+	if err != nil || started.Pid == 0 {
+		t.Fatalf("%+v, %v", started, err)
+	}
+	st, err := n.ctl.Status(t.Context(), id, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(int(st.ShimPid), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.ctl.Wait(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() bool { return zombie(started.Pid) })
+	if err := n.ctl.Shutdown(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	for _, pattern := range []string{filepath.Join(n.dir, "runc", "*", id), "/sys/fs/cgroup/*/crisp-shimtest/" + id} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
 func TestTerminal(t *testing.T) { eachShim(t, testTerminal) }
 
 func testTerminal(t *testing.T, n *node) {

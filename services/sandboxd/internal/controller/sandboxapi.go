@@ -45,6 +45,12 @@ func (s *Shim) Create(ctx context.Context, spec port.SandboxSpec) error {
 	if err != nil {
 		return fmt.Errorf("create sandbox %q: %w", spec.ID, err)
 	}
+	if spec.Init != nil {
+		// The shim makes the process; what it leaves when it dies is cleaned up by this mark.
+		if err := i.Bundle().MarkInit(); err != nil {
+			return errors.Join(fmt.Errorf("create sandbox %q: %w", spec.ID, err), s.shims.Shutdown(ctx, spec.ID))
+		}
+	}
 	if err := i.Start(ctx); err != nil {
 		return err
 	}
@@ -172,9 +178,12 @@ func (s *Shim) Shutdown(ctx context.Context, id string) error {
 	if err == nil && i.Status().Alive {
 		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		// What goes wrong here is put right by killing the shim.
-		_ = i.Sandbox(sctx, "ShutdownSandbox", &sandboxapi.ShutdownSandboxRequest{SandboxID: id},
+		err := i.Sandbox(sctx, "ShutdownSandbox", &sandboxapi.ShutdownSandboxRequest{SandboxID: id},
 			&sandboxapi.ShutdownSandboxResponse{})
 		cancel()
+		if err == nil && i.Bundle().HasInit() {
+			_ = i.Bundle().RemoveContainer(id)
+		}
 	}
 	return s.shims.Shutdown(ctx, id)
 }

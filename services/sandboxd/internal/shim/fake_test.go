@@ -42,7 +42,7 @@ func newManager(t *testing.T, dir string) (*Manager, *lockedBuffer) {
 		Dir:          filepath.Join(dir, "shims"),
 		SocketDir:    filepath.Join(dir, "s"),
 		EventsSocket: filepath.Join(dir, "events.sock"),
-		Timeouts:     Timeouts{Start: time.Second, Connect: time.Second, Load: time.Second, Cleanup: 2 * time.Second, Shutdown: time.Second},
+		Timeouts:     Timeouts{Start: 2 * time.Second, Connect: time.Second, Load: time.Second, Cleanup: 2 * time.Second, Shutdown: time.Second},
 	}, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -92,6 +92,10 @@ func TestBadShims(t *testing.T) {
 		{"hangs", shimtest.Fake(t, dir, "hang", ""), errdefs.IsUnavailable, "no answer within"},
 		{"nobody listens", shimtest.Fake(t, dir, "nobody", ""), errdefs.IsUnavailable, "no connection within"},
 		{"mute", shimtest.Fake(t, dir, "mute", ""), errdefs.IsUnavailable, "no connection within"},
+		{"dies before it answers", shimtest.Fake(t, dir, "killed", ""), errdefs.IsInternal, "killed"},
+		{"address of another kind", shimtest.Fake(t, dir, "vsock", ""), errdefs.IsNotImplemented, "vsock"},
+		{"address that is a file", shimtest.Fake(t, dir, "file", ""), errdefs.IsUnavailable, "nobody listens"},
+		{"address of something else", shimtest.Fake(t, dir, "liar", ""), errdefs.IsUnavailable, "fake.sock"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			began := time.Now()
@@ -118,9 +122,7 @@ func TestBadShims(t *testing.T) {
 			t.Errorf("left in %s: %v", sub, left)
 		}
 	}
-	if procs := processesOf(filepath.Join(dir, "fakeshim")); len(procs) > 0 {
-		t.Errorf("processes left: %v", procs)
-	}
+	shimtest.NothingLeft(t, dir)
 }
 
 // processesOf lists the processes of a program.

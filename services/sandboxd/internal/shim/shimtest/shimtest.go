@@ -11,9 +11,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -272,6 +274,43 @@ func Fake(t testing.TB, dir, mode, sandboxer string) pod.Handler {
 		t.Fatal(err)
 	}
 	return pod.Handler{Name: mode, RuntimeType: "io.containerd." + mode + ".v1", ShimPath: path, Sandboxer: sandboxer}
+}
+
+// NothingLeft fails the test if a fake shim, or a container of one, is left of a test with that
+// run folder: a process, a mount, a bundle, a socket, a FIFO or a control group.
+func NothingLeft(t testing.TB, dir string, containers ...string) {
+	t.Helper()
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, l := range links {
+		if target, err := os.Readlink(l); err == nil && strings.TrimSuffix(target, " (deleted)") == filepath.Join(dir, "fakeshim") {
+			t.Errorf("process left: %s", filepath.Dir(l))
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Error(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, dir+"/") {
+			t.Errorf("mount left: %s", line)
+		}
+	}
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && (d.Type()&(fs.ModeSocket|fs.ModeNamedPipe) != 0 || filepath.Base(filepath.Dir(path)) == "shims") {
+			t.Errorf("left: %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, id := range containers {
+		for _, pattern := range []string{"/sys/fs/cgroup/crisp-shimtest/", "/sys/fs/cgroup/*/crisp-shimtest/"} {
+			if left, _ := filepath.Glob(pattern + id); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		}
+	}
 }
 
 // build builds the fake shim.

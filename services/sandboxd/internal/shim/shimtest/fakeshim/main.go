@@ -18,12 +18,10 @@ import (
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
-	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
 	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 func main() {
@@ -38,6 +36,9 @@ func run(args []string) error {
 	switch args[len(args)-1] {
 	case "serve":
 		return serve(mode)
+	case "contained":
+		time.Sleep(time.Hour)
+		return nil
 	case "delete":
 		return nil
 	case "start":
@@ -78,7 +79,16 @@ func start(mode string) error {
 		}
 		time.Sleep(time.Hour)
 		return nil
+	case "killed":
+		if err := daemon("mute"); err != nil {
+			return err
+		}
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "nobody":
+	case "vsock":
+		address = "vsock://3:1024"
+	case "file":
+		address = "unix://" + filepath.Join(dir, "config.json")
 	default:
 		if err := daemon(mode); err != nil {
 			return err
@@ -138,22 +148,32 @@ func serve(mode string) error {
 				return err
 			}
 		}
+	case "liar":
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return err
+			}
+			_, _ = c.Write(bytes.Repeat([]byte("rubbish\n"), 1000))
+		}
 	case "dies":
 		time.AfterFunc(time.Second, func() { os.Exit(3) })
 	case "grpc":
 		s := grpc.NewServer()
-		taskv3.RegisterTaskServer(s, grpcTask{})
+		taskv3.RegisterTaskServer(s, grpcTask{onlyTask: &onlyTask{newTask(mode)}})
 		return s.Serve(l)
 	}
 	s, err := ttrpc.NewServer()
 	if err != nil {
 		return err
 	}
+	t := newTask(mode)
 	switch mode {
 	case "plain", "downgrade":
-		taskv2.RegisterTTRPCTaskService(s, v2{})
+		// The messages of both versions are the same on the wire.
+		s.RegisterService("containerd.task.v2.Task", methods(t))
 	default:
-		taskv3.RegisterTTRPCTaskService(s, v3{})
+		taskv3.RegisterTTRPCTaskService(s, t)
 	}
 	if mode == "sandbox" {
 		sandboxapi.RegisterTTRPCSandboxService(s, &sandbox{stopped: make(chan struct{})})
@@ -164,35 +184,20 @@ func serve(mode string) error {
 // exitSoon ends the process after the answer is out.
 func exitSoon() { time.AfterFunc(20*time.Millisecond, func() { os.Exit(0) }) }
 
-type v2 struct{ taskv2.TTRPCTaskService }
-
-func (v2) Connect(context.Context, *taskv2.ConnectRequest) (*taskv2.ConnectResponse, error) {
-	return &taskv2.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
+// methods are those of the task service that the tests of version 2 need.
+func methods(t *task) *ttrpc.ServiceDesc {
+	return &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+		"Connect": method(t.Connect), "Shutdown": method(t.Shutdown), "Create": method(t.Create), "Start": method(t.Start),
+		"Kill": method(t.Kill), "Wait": method(t.Wait), "Delete": method(t.Delete), "Checkpoint": method(t.Checkpoint),
+	}}
 }
 
-func (v2) Shutdown(context.Context, *taskv2.ShutdownRequest) (*emptypb.Empty, error) {
-	exitSoon()
-	return &emptypb.Empty{}, nil
-}
-
-type v3 struct{ taskv3.TTRPCTaskService }
-
-func (v3) Connect(context.Context, *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
-	return &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
-}
-
-func (v3) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
-	exitSoon()
-	return &emptypb.Empty{}, nil
-}
-
-type grpcTask struct{ taskv3.UnimplementedTaskServer }
-
-func (grpcTask) Connect(context.Context, *taskv3.ConnectRequest) (*taskv3.ConnectResponse, error) {
-	return &taskv3.ConnectResponse{ShimPid: uint32(os.Getpid())}, nil
-}
-
-func (grpcTask) Shutdown(context.Context, *taskv3.ShutdownRequest) (*emptypb.Empty, error) {
-	exitSoon()
-	return &emptypb.Empty{}, nil
+func method[Req, Resp any](fn func(context.Context, *Req) (*Resp, error)) ttrpc.Method {
+	return func(ctx context.Context, unmarshal func(any) error) (any, error) {
+		req := new(Req)
+		if err := unmarshal(req); err != nil {
+			return nil, err
+		}
+		return fn(ctx, req)
+	}
 }
