@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
@@ -24,7 +24,7 @@ type life struct {
 }
 
 // live takes a container of a fake shim through its life, as far as it gets.
-func live(t *testing.T, tasks *controller.Tasks, spec engine.TaskSpec) life {
+func live(t *testing.T, tasks *controller.Tasks, spec port.TaskSpec) life {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -36,7 +36,7 @@ func live(t *testing.T, tasks *controller.Tasks, spec engine.TaskSpec) life {
 		time.Sleep(200 * time.Millisecond)
 	}
 	if _, l.start = tasks.Start(ctx, spec.SandboxID, spec.ContainerID, ""); l.start == nil {
-		l.exec = tasks.Exec(ctx, spec.SandboxID, spec.ContainerID, engine.ExecSpec{ID: "x", Process: shimtest.Process("/bin/true")})
+		l.exec = tasks.Exec(ctx, spec.SandboxID, spec.ContainerID, port.ExecSpec{ID: "x", Process: shimtest.Process("/bin/true")})
 		l.kill = tasks.Kill(ctx, spec.SandboxID, spec.ContainerID, "", syscall.SIGKILL, true)
 	}
 	var err error
@@ -69,13 +69,13 @@ func TestShimDiesAtAStep(t *testing.T) {
 			tasks := controller.NewTasks(m)
 			h := shimtest.Fake(t, dir, "dies-"+step, "")
 			sb, id := shimtest.ID(), shimtest.ID()
-			if err := ctl.Create(t.Context(), engine.SandboxSpec{ID: sb, Handler: h}); err != nil {
+			if err := ctl.Create(t.Context(), port.SandboxSpec{ID: sb, Handler: h}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := ctl.Start(t.Context(), sb); err != nil {
 				t.Fatal(err)
 			}
-			l := live(t, tasks, engine.TaskSpec{
+			l := live(t, tasks, port.TaskSpec{
 				SandboxID: sb, ContainerID: id, Handler: h, Spec: shimtest.Spec(t, sb, id, false, "/bin/sleep", "1000"),
 			})
 			failed := map[string]error{"create": l.create, "created": l.start, "start": l.start, "exec": l.exec}
@@ -126,26 +126,26 @@ func TestCheckpointReachesAnyShim(t *testing.T) {
 				h := shimtest.Fake(t, dir, mode, "")
 				h.RuntimeType = kind
 				sb, id := shimtest.ID(), shimtest.ID()
-				if err := ctl.Create(t.Context(), engine.SandboxSpec{ID: sb, Handler: h}); err != nil {
+				if err := ctl.Create(t.Context(), port.SandboxSpec{ID: sb, Handler: h}); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := ctl.Start(t.Context(), sb); err != nil {
 					t.Fatal(err)
 				}
-				_, err := tasks.Create(t.Context(), engine.TaskSpec{
+				_, err := tasks.Create(t.Context(), port.TaskSpec{
 					SandboxID: sb, ContainerID: id, Handler: h, Spec: shimtest.Spec(t, sb, id, false, "/bin/sleep", "1000"),
 				})
 				if err != nil {
 					t.Fatal(err)
 				}
 				image := filepath.Join(dir, "image")
-				if err := tasks.Checkpoint(t.Context(), sb, id, engine.CheckpointSpec{ImagePath: image}); err != nil {
+				if err := tasks.Checkpoint(t.Context(), sb, id, port.CheckpointSpec{ImagePath: image}); err != nil {
 					t.Error(err)
 				}
 				if got, err := os.ReadFile(image); err != nil || string(got) != options {
 					t.Errorf("%s: options of type %q, %v, want %q", kind, got, err, options)
 				}
-				err = tasks.Checkpoint(t.Context(), sb, id, engine.CheckpointSpec{ImagePath: image, Exit: true})
+				err = tasks.Checkpoint(t.Context(), sb, id, port.CheckpointSpec{ImagePath: image, Exit: true})
 				if (options == "") != errdefs.IsNotImplemented(err) {
 					t.Errorf("%s with options: %v", kind, err)
 				}

@@ -658,7 +658,7 @@ func TestSharedInitOfADeadShim(t *testing.T) { eachShim(t, testSharedInitOfADead
 func testSharedInitOfADeadShim(t *testing.T, n *node) {
 	t.Helper()
 	id := shimtest.ID()
-	err := n.ctl.Create(t.Context(), engine.SandboxSpec{
+	err := n.ctl.Create(t.Context(), port.SandboxSpec{
 		ID: id, Handler: n.handler, InitRootfs: n.mounts(),
 		Init: shimtest.Spec(t, id, id, false, "/bin/sleep", "1000"),
 	})
