@@ -83,8 +83,37 @@ func TestEndIsSeenInAStormOfCommands(t *testing.T) {
 	w := newSwitches(t)
 	runtime := w.runtime()
 	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
-		handler(settings, "slow", map[string]any{"binary_name": runtime})
+		for name, shim := range bothShims(t) {
+			shim["binary_name"] = runtime
+			handler(settings, name, shim)
+		}
 	})})
+	for name := range bothShims(t) {
+		t.Run(name, func(t *testing.T) {
+			inner := *s
+			inner.t = t
+			inner.stormOfCommands(w, name)
+		})
+	}
+}
+
+// bothShims are the settings of handlers with the stock shim and with our own, by name.
+func bothShims(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for name, kind := range map[string][2]string{
+		"with-stock-shim": {"io.containerd.runc.v2", "containerd-shim-runc-v2"},
+		"with-own-shim":   {"io.containerd.crisp.v1", "containerd-shim-crisp-v1"},
+	} {
+		binary, err := testenv.Binary(kind[1])
+		must(t, err)
+		all[name] = map[string]any{"runtime_type": kind[0], "shim_path": binary, "sandboxer": "podsandbox"}
+	}
+	return all
+}
+
+func (s *system) stormOfCommands(w switches, handler string) {
+	t := s.t
 	for _, test := range []struct {
 		name string
 		tty  bool
@@ -99,7 +128,7 @@ func TestEndIsSeenInAStormOfCommands(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			config := s.podConfig("storm")
 			config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: test.pid}
-			id := s.pod(config, "slow")
+			id := s.pod(config, handler)
 			c := script("main", "while true; do sleep 1000; done")
 			c.Tty = test.tty
 			c.Linux.SecurityContext = &criv1.LinuxContainerSecurityContext{NamespaceOptions: config.Linux.SecurityContext.NamespaceOptions}
@@ -270,9 +299,24 @@ func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
 	if err != nil {
 		t.Fatal("needs strace, which `deploy/run/install.sh --test` installs")
 	}
-	s := start(t, testenv.Setup{})
+	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
+		for name, shim := range bothShims(t) {
+			handler(settings, name, shim)
+		}
+	})})
+	for name := range bothShims(t) {
+		t.Run(name, func(t *testing.T) {
+			inner := *s
+			inner.t = t
+			inner.slowUnmount(strace, name)
+		})
+	}
+}
+
+func (s *system) slowUnmount(strace, handler string) {
+	t := s.t
 	config := s.podConfig("slow")
-	slow := s.pod(config, "")
+	slow := s.pod(config, handler)
 	s.container(slow, config, script("main", "sleep 1000"))
 	shim := s.shimOf(slow)
 	tracer := exec.Command(strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=umount2", "-e", "inject=umount2:delay_enter=5000000", "-p", strconv.Itoa(shim))
@@ -286,7 +330,7 @@ func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
 		return nil
 	})
 	otherConfig := s.podConfig("other")
-	other := s.pod(otherConfig, "")
+	other := s.pod(otherConfig, handler)
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.stopPod(slow) }()
 	for n := range scaled(t, 10) {
@@ -297,7 +341,7 @@ func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
 		t.Logf("first stop: %v", err)
 	}
 	eventually(t, time.Minute, "the pod is stopped", func() error { return s.stopPod(slow) })
-	must(t, s.removePod(slow))
+	must(t, errors.Join(s.removePod(slow), s.removePod(other)))
 	eventually(t, 30*time.Second, "the shim is gone", func() error {
 		left := processes(t, func(_ int, cmdline string) bool {
 			return strings.Contains(cmdline, slow) && strings.Contains(cmdline, "shim")
@@ -307,4 +351,76 @@ func TestSlowUnmountDelaysNobodyElse(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// What happens to one pod's shim, or to what is known of it, while sandboxd is away, is that
+// pod's matter alone, and the pod can be removed.
+func TestDamagedShimFailsOnlyItsPod(t *testing.T) {
+	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
+		for name, shim := range bothShims(t) {
+			handler(settings, name, shim)
+		}
+	})})
+	for name := range bothShims(t) {
+		for damage, do := range map[string]func(bundle string, shim int) error{
+			"stopped":       func(_ string, shim int) error { return syscall.Kill(shim, syscall.SIGSTOP) },
+			"cut bootstrap": func(b string, _ int) error { return os.Truncate(filepath.Join(b, "bootstrap.json"), 7) },
+			"no bootstrap":  func(b string, _ int) error { return os.Remove(filepath.Join(b, "bootstrap.json")) },
+			"no socket":     func(b string, _ int) error { return removeSocketOf(b) },
+			"no metadata":   func(b string, _ int) error { return os.Truncate(filepath.Join(b, "sandbox.json"), 3) },
+		} {
+			t.Run(name+" "+damage, func(t *testing.T) {
+				inner := *s
+				inner.t = t
+				inner.damagedShim(name, do)
+			})
+		}
+	}
+}
+
+// removeSocketOf removes the socket that a shim told in its bundle.
+func removeSocketOf(bundle string) error {
+	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if err != nil {
+		return err
+	}
+	_, rest, found := strings.Cut(string(text), "unix://")
+	path, _, ended := strings.Cut(rest, `"`)
+	if !found || !ended {
+		return fmt.Errorf("no socket in %q", text)
+	}
+	return os.Remove(path)
+}
+
+func (s *system) damagedShim(handler string, damage func(bundle string, shim int) error) {
+	t := s.t
+	config, goodConfig := s.podConfig("damaged"), s.podConfig("good")
+	id, good := s.pod(config, handler), s.pod(goodConfig, handler)
+	c := s.container(id, config, script("main", "sleep 1000"))
+	other := s.container(good, goodConfig, script("main", "sleep 1000"))
+	victim := s.firstProcess(c)
+	must(t, s.Kill(t.Context(), testenv.Sandboxd))
+	must(t, damage(s.bundle(id), s.shimOf(id)))
+	must(t, s.Run(testenv.Sandboxd))
+	must(t, s.WaitReady(t.Context()))
+	if out, code, err := s.exec(other, "echo", "here"); err != nil || code != 0 || strings.TrimSpace(out) != "here" {
+		t.Errorf("the other pod: %q, %d, %v", out, code, err)
+	}
+	status, err := s.CRI.PodSandboxStatus(t.Context(), &criv1.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil || status.GetStatus().GetId() != id {
+		t.Errorf("status of the damaged pod: %v, %v", status, err)
+	}
+	began := time.Now()
+	eventually(t, time.Minute, "the pod is stopped", func() error { return s.stopPod(id) })
+	t.Logf("stopped in %s", time.Since(began))
+	if err := syscall.Kill(victim, 0); err == nil && !isZombie(victim) {
+		t.Error("the container's process lives on")
+	}
+	must(t, errors.Join(s.removePod(id), s.removePod(good)))
+}
+
+// isZombie says whether a process has ended and nobody has collected it.
+func isZombie(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(text), ") Z ")
 }

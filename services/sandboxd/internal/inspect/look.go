@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 const (
@@ -40,6 +41,7 @@ func Look(ctx context.Context, cfg config.Config, groupParents []string) (rules.
 	err = errors.Join(
 		m.lookAtBundles(), m.lookAtMounts(), m.lookAtFolders(), m.lookAtProcesses("/proc"),
 		m.lookAtGroups(groupParents), m.lookAtLayers(ctx), m.lookAtAddresses(cfg.Network.ConfDir),
+		m.lookAtRuntimes(cfg.Runtime.Handlers),
 	)
 	return rules.Machine(m), err
 }
@@ -156,6 +158,23 @@ func (m *machine) lookAtFolders() error {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)
 	}
+	return nil
+}
+
+// lookAtRuntimes reads the state folders of OCI runtimes. The default one may be others' too.
+func (m *machine) lookAtRuntimes(handlers map[string]config.Handler) error {
+	for _, h := range handlers {
+		if h.RuntimeRoot == "" {
+			continue
+		}
+		ids, _, err := entries(filepath.Join(h.RuntimeRoot, pod.Namespace))
+		if err != nil {
+			return err
+		}
+		m.RuntimeStates = append(m.RuntimeStates, ids...)
+	}
+	slices.Sort(m.RuntimeStates)
+	m.RuntimeStates = slices.Compact(m.RuntimeStates)
 	return nil
 }
 

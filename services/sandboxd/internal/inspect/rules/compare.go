@@ -29,6 +29,9 @@ type Machine struct {
 	Pins []string
 	// Cgroups are the groups that are named by an id, by that id.
 	Cgroups map[string][]string
+	// RuntimeStates are the containers and sandboxes that an OCI runtime still holds state of,
+	// as far as its state folder is sandboxd's alone.
+	RuntimeStates []string
 	// Layers are the keys of the containers' writable layers; Layered says whether they
 	// could be read.
 	Layers  []string
@@ -156,6 +159,7 @@ func (r *report) orphans(k known, m Machine) {
 		has  func(string) bool
 	}{
 		{"namespaces", m.Pins, k.live},
+		{"runtime-state", m.RuntimeStates, k.tasked},
 		{"layer", m.Layers, func(id string) bool { return k.containers[id] != nil }},
 		{"fifos", m.FIFOs, func(id string) bool { return k.containers[id] != nil }},
 		{"folder", m.Folders, func(id string) bool { return k.containers[id] != nil }},

@@ -169,10 +169,11 @@ func TestEachRuleFindsItsViolation(t *testing.T) {
 		{"strange objects", func(_ *Records, m *Machine) {
 			m.Pins, m.Layers, m.FIFOs = append(m.Pins, other), append(m.Layers, other), append(m.FIFOs, other)
 			m.Folders, m.PodFiles, m.Attached = append(m.Folders, other), append(m.PodFiles, other), append(m.Attached, other)
+			m.RuntimeStates = []string{other, podID}
 			m.Addresses["/net/10.0.0.9"] = other
 			m.Rests = []string{"/run/x/shims/.new-1"}
 		}, []string{
-			"orphan.address /net/10.0.0.9", "orphan.rest /run/x/shims/.new-1", "orphan.namespaces " + other, "orphan.layer " + other,
+			"orphan.address /net/10.0.0.9", "orphan.rest /run/x/shims/.new-1", "orphan.namespaces " + other, "orphan.runtime-state " + other, "orphan.layer " + other,
 			"orphan.fifos " + other, "orphan.folder " + other, "orphan.files " + other, "orphan.network " + other,
 		}},
 		{"owed network explains its address", func(rec *Records, m *Machine) {
