@@ -176,6 +176,7 @@ func (s *Shim) Status(ctx context.Context, id string, verbose bool) (port.Contro
 func (s *Shim) Shutdown(ctx context.Context, id string) error {
 	i, err := s.shims.Get(id)
 	if err == nil && i.Status().Alive {
+		i.ExpectEnd()
 		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		// What goes wrong here is put right by killing the shim.
 		err := i.Sandbox(sctx, "ShutdownSandbox", &sandboxapi.ShutdownSandboxRequest{SandboxID: id},

@@ -1,10 +1,11 @@
 package controller_test
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
-	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -21,9 +22,14 @@ import (
 
 func fakeNode(t *testing.T, dir string) (*shim.Manager, *controller.Router) {
 	t.Helper()
+	return loggingNode(t, dir, slog.DiscardHandler)
+}
+
+func loggingNode(t *testing.T, dir string, log slog.Handler) (*shim.Manager, *controller.Router) {
+	t.Helper()
 	m, err := shim.New(t.Context(), shim.Config{
 		Dir: filepath.Join(dir, "shims"), EventsSocket: filepath.Join(dir, "events.sock"),
-	}, slog.New(slog.DiscardHandler))
+	}, slog.New(log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +43,8 @@ func fakeNode(t *testing.T, dir string) (*shim.Manager, *controller.Router) {
 
 func TestSandboxAPI(t *testing.T) {
 	dir := shimtest.Dir(t)
-	m, ctl := fakeNode(t, dir)
+	var log bytes.Buffer
+	m, ctl := loggingNode(t, dir, slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	ctx := t.Context()
 	id := shimtest.ID()
 	spec := port.SandboxSpec{
@@ -88,8 +95,13 @@ func TestSandboxAPI(t *testing.T) {
 	if _, err := m.Get(id); !errdefs.IsNotFound(err) {
 		t.Errorf("after shutdown: %v", err)
 	}
-	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
-		t.Errorf("left: %v", left)
+	shimtest.NothingLeft(t, dir)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	// Nobody is told of an end that was asked for.
+	if text := strings.ReplaceAll(log.String(), "fake shim serves", ""); strings.Contains(text, "connection") || strings.Contains(text, "dead") {
+		t.Errorf("log:\n%s", text)
 	}
 }
 

@@ -41,6 +41,14 @@ func (m *Manager) Shutdown(ctx context.Context, sandboxID string) error {
 	return i.discard(ctx)
 }
 
+// ExpectEnd says that the shim is going to be told to end, by other means than Shutdown, which
+// must follow: the end of the connection is then no surprise.
+func (i *Instance) ExpectEnd() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.closing = true
+}
+
 // removeUnknown removes the rests of a sandbox that has no entry.
 func (m *Manager) removeUnknown(ctx context.Context, sandboxID string) error {
 	b, err := bundle.Open(m.cfg.Dir, sandboxID)
@@ -60,8 +68,8 @@ func (m *Manager) removeUnknown(ctx context.Context, sandboxID string) error {
 
 // end tells a shim to end and waits for it as long as it may take.
 func (i *Instance) end(ctx context.Context) {
+	i.ExpectEnd()
 	i.mu.Lock()
-	i.closing = true
 	conn, s := i.conn, i.state
 	i.mu.Unlock()
 	if s != stateRunning {

@@ -80,7 +80,8 @@ func (s *sandbox) PingSandbox(context.Context, *sandboxapi.PingRequest) (*sandbo
 }
 
 func (s *sandbox) ShutdownSandbox(context.Context, *sandboxapi.ShutdownSandboxRequest) (*sandboxapi.ShutdownSandboxResponse, error) {
-	exitSoon()
+	// Some shims are gone before their answer is out.
+	os.Exit(0)
 	return &sandboxapi.ShutdownSandboxResponse{}, nil
 }
 
