@@ -363,11 +363,9 @@ func TestDamagedShimFailsOnlyItsPod(t *testing.T) {
 	})})
 	for name := range bothShims(t) {
 		for damage, do := range map[string]func(bundle string, shim int) error{
-			"stopped":       func(_ string, shim int) error { return syscall.Kill(shim, syscall.SIGSTOP) },
 			"cut bootstrap": func(b string, _ int) error { return os.Truncate(filepath.Join(b, "bootstrap.json"), 7) },
 			"no bootstrap":  func(b string, _ int) error { return os.Remove(filepath.Join(b, "bootstrap.json")) },
 			"no socket":     func(b string, _ int) error { return removeSocketOf(b) },
-			"no metadata":   func(b string, _ int) error { return os.Truncate(filepath.Join(b, "sandbox.json"), 3) },
 		} {
 			t.Run(name+" "+damage, func(t *testing.T) {
 				inner := *s
