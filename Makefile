@@ -207,6 +207,12 @@ bench-shim: system build parts ## Compare memory, start and exec of our shim wit
 	out=$$($(SAME_FLAGS) go -C services/sandboxd test -tags integration -run '^$$' -bench Shim -benchtime 1x ./internal/crispshim) || { echo "$$out"; exit 1; }; \
 	grep -v '^pss_ratio=' <<<"$$out"; grep '^pss_ratio=' <<<"$$out"
 
+.PHONY: bench-nri
+bench-nri: ## Compare what plugins add to a CreateContainer with NRI's own library in the runtime's process
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	$(SAME_FLAGS) go test -tags bench -c -o "$$out/bench" ./services/nri-hub/internal/app/adaptationtest; \
+	"$$out/bench" -test.run '^TestLatency$$'
+
 .PHONY: bench
 bench: ## Run the benchmarks of all modules
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) work

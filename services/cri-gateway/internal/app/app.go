@@ -39,16 +39,18 @@ const undoGrace = 10 * time.Second
 
 // App is a gateway that has not been started.
 type App struct {
-	cfg       config.Config
-	tel       *telemetry.Telemetry
-	conns     []*grpc.ClientConn
-	sandboxd  *backend.Sandboxd
-	session   *backend.Session
-	hub       *backend.Hub // nil if NRI is off
-	ops       *operation.Group
-	sequences *sequence.Sequences
-	streams   *streaming.Server
-	events    *containerevents.Feed // nil without a bus
+	cfg      config.Config
+	tel      *telemetry.Telemetry
+	conns    []*grpc.ClientConn
+	sandboxd *backend.Sandboxd
+	session  *backend.Session
+	hub      *backend.Hub // nil if NRI is off
+	// afterwards is hub as the sequences see it.
+	afterwards *backend.Afterwards
+	ops        *operation.Group
+	sequences  *sequence.Sequences
+	streams    *streaming.Server
+	events     *containerevents.Feed // nil without a bus
 	// busConnected tells whether the feed has a connection to the bus.
 	busConnected atomic.Bool
 	cri          *rpc.Server
@@ -141,7 +143,8 @@ func (a *App) newHub(version string, observer backend.HubObserver) (sequence.Hub
 		RuntimeName:    status.RuntimeName,
 		RuntimeVersion: version,
 	}, observer, a.tel.Log)
-	return a.hub, nil
+	a.afterwards = backend.NewAfterwards(a.hub, a.tel.Log)
+	return a.afterwards, nil
 }
 
 func (a *App) newStreams() (*streaming.Server, error) {
@@ -192,6 +195,11 @@ func (a *App) Parts() []lifecycle.Part {
 		}
 		parts = append(parts, background("nri-hub", func(ctx context.Context) error {
 			return a.hub.Run(ctx, a.sandboxd.Node, a.sequences)
+		}), background("afterwards", func(ctx context.Context) error {
+			// It ends after the operations and before the hub.
+			<-ctx.Done()
+			a.afterwards.Wait()
+			return nil
 		}))
 		if a.cfg.Events.URL != "" {
 			parts = append(parts, background("events", func(ctx context.Context) error {

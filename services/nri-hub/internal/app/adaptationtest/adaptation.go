@@ -70,13 +70,26 @@ func (a *Adaptation) Start() (err error) {
 		}
 	}()
 	a.configure()
-	tel, err := telemetry.New(context.Background(), telemetry.Config{
-		Service: "nri-hub", Log: telemetry.LogConfig{Level: "error", Format: "text"}, Trace: a.cfg.Tracing,
-	}, os.Stderr)
+	tel, err := a.telemetry()
 	if err != nil {
 		return err
 	}
 	if err := a.run(tel); err != nil {
+		return err
+	}
+	return a.dial()
+}
+
+func (a *Adaptation) telemetry() (*telemetry.Telemetry, error) {
+	return telemetry.New(context.Background(), telemetry.Config{
+		Service: "nri-hub", Log: telemetry.LogConfig{Level: "error", Format: "text"}, Trace: a.cfg.Tracing,
+	}, os.Stderr)
+}
+
+// dial connects the gateway to a hub that runs, or is about to.
+func (a *Adaptation) dial() error {
+	tel, err := a.telemetry()
+	if err != nil {
 		return err
 	}
 	if a.conn, err = rpc.Dial(rpc.DefaultClientConfig(a.cfg.Server.Socket.Path), tel); err != nil {

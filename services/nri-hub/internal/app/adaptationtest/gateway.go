@@ -17,6 +17,7 @@ type gateway struct {
 	of         *Adaptation
 	stream     grpc.BidiStreamingClient[nriv1.ConnectRequest, nriv1.ConnectResponse]
 	generation atomic.Uint64
+	events     atomic.Int32 // that somebody listens to
 	cancel     context.CancelFunc
 	serving    sync.WaitGroup
 
@@ -45,9 +46,14 @@ func connect(a *Adaptation) (*gateway, error) {
 		cancel()
 		return nil, fmt.Errorf("hub began with a %T", first.GetMessage())
 	}
-	g.generation.Store(first.GetState().GetGeneration())
+	g.learn(first.GetState())
 	g.serving.Go(func() { g.serve(ctx) })
 	return g, nil
+}
+
+func (g *gateway) learn(s *nriv1.HubState) {
+	g.generation.Store(s.GetGeneration())
+	g.events.Store(s.GetSubscribedEvents())
 }
 
 func (g *gateway) disconnect() {
@@ -70,7 +76,7 @@ func (g *gateway) serve(ctx context.Context) {
 		}
 		switch m := m.GetMessage().(type) {
 		case *nriv1.ConnectResponse_State:
-			g.generation.Store(m.State.GetGeneration())
+			g.learn(m.State)
 		case *nriv1.ConnectResponse_InventoryRequest:
 			g.serving.Go(func() { g.inventory(ctx, m.InventoryRequest.GetRequestId()) })
 		case *nriv1.ConnectResponse_UpdateRequest:
