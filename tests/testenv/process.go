@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -41,6 +43,9 @@ type program struct {
 	env    []string
 	uid    uint32 // 0: as the caller
 	folder string
+	// passed are sockets for the next lives, by their names, as from a service manager.
+	passed      []*os.File
+	passedNames []string
 
 	// mu guards the life at present.
 	mu   sync.Mutex
@@ -65,6 +70,12 @@ func (p *program) start() error {
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(p.path, p.args...)
 	cmd.Env = p.env
+	if len(p.passed) > 0 {
+		// The process must find its own id in its environment.
+		cmd = exec.Command("sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, p.path}, p.args...)...)
+		cmd.Env = append(slices.Clone(p.env), fmt.Sprintf("LISTEN_FDS=%d", len(p.passed)), "LISTEN_FDNAMES="+strings.Join(p.passedNames, ":"))
+		cmd.ExtraFiles = p.passed
+	}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -245,6 +245,14 @@ func (s *System) Stop(ctx context.Context, p Process) error { return s.programs[
 // Run starts a process that was killed or stopped.
 func (s *System) Run(p Process) error { return s.programs[p].start() }
 
+// Pass hands a socket of that name to all later lives of a process, as a service manager does.
+func (s *System) Pass(p Process, name string, socket *os.File) {
+	program := s.programs[p]
+	program.mu.Lock()
+	defer program.mu.Unlock()
+	program.passed, program.passedNames = append(program.passed, socket), append(program.passedNames, name)
+}
+
 // Restart kills a process, starts it again and waits until the system is ready.
 func (s *System) Restart(ctx context.Context, p Process) error {
 	if err := s.Kill(ctx, p); err != nil {
