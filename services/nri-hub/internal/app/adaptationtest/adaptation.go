@@ -103,6 +103,9 @@ func (a *Adaptation) dial() error {
 func (a *Adaptation) configure() {
 	a.cfg.RunFolder = a.folder
 	a.cfg.Admin.Listen = ""
+	a.cfg.Events.URL = ""
+	// What NRI's own library does with a plugin that has no policy of its own.
+	a.cfg.Plugins = []config.Plugin{{Name: "*", OnTimeout: config.Disconnect}}
 	a.cfg.Server.Socket.Path = filepath.Join(a.folder, "api.sock")
 	a.cfg.Timeouts.Announced = timeout(&registrationTimeout, DefaultPluginRegistrationTimeout)
 	a.cfg.Timeouts.Request = timeout(&requestTimeout, DefaultPluginRequestTimeout)
