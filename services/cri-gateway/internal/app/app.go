@@ -44,8 +44,8 @@ type App struct {
 	conns    []*grpc.ClientConn
 	sandboxd *backend.Sandboxd
 	session  *backend.Session
-	hub      *backend.Hub // nil if NRI is off
-	// afterwards is hub as the sequences see it.
+	hubs     *backend.Hubs // nil if NRI is off
+	// afterwards is hubs as the sequences see it.
 	afterwards *backend.Afterwards
 	ops        *operation.Group
 	sequences  *sequence.Sequences
@@ -127,23 +127,27 @@ func (a *App) dial(cfg rpc.ClientConfig) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// newHub returns the hub as the sequences see it, and keeps it if there is one.
+// newHub returns the hubs as the sequences see them, and keeps them if there are any.
 func (a *App) newHub(version string, observer backend.HubObserver) (sequence.Hub, error) {
 	cfg := a.cfg.NRI
 	if !cfg.Enabled {
 		return backend.NoHub{}, nil
 	}
-	conn, err := a.dial(cfg.Client())
-	if err != nil {
-		return nil, err
+	hubs := make([]*backend.Hub, 0, 1+len(cfg.MoreSockets))
+	for _, client := range cfg.Clients() {
+		conn, err := a.dial(client)
+		if err != nil {
+			return nil, err
+		}
+		hubs = append(hubs, backend.NewHub(conn, backend.HubConfig{
+			Hold:           cfg.Hold.Std(),
+			Require:        cfg.Unavailable == config.Fail,
+			RuntimeName:    status.RuntimeName,
+			RuntimeVersion: version,
+		}, observer, a.tel.Log))
 	}
-	a.hub = backend.NewHub(conn, backend.HubConfig{
-		Hold:           cfg.Hold.Std(),
-		Require:        cfg.Unavailable == config.Fail,
-		RuntimeName:    status.RuntimeName,
-		RuntimeVersion: version,
-	}, observer, a.tel.Log)
-	a.afterwards = backend.NewAfterwards(a.hub, a.tel.Log)
+	a.hubs = backend.NewHubs(hubs...)
+	a.afterwards = backend.NewAfterwards(a.hubs, a.tel.Log)
 	return a.afterwards, nil
 }
 
@@ -188,13 +192,13 @@ func (a *App) Parts() []lifecycle.Part {
 	checks := []admin.Check{{Name: "sandboxd", Ready: a.session.Ready}}
 	parts := []lifecycle.Part{a.tel.Part(), a.connections()}
 	parts = append(parts, background("session", a.session.Run))
-	if a.hub != nil {
+	if a.hubs != nil {
 		// A missing hub makes the gateway unready only if calls would be refused.
 		if a.cfg.NRI.Unavailable == config.Fail {
-			checks = append(checks, admin.Check{Name: "nri-hub", Ready: a.hub.Ready})
+			checks = append(checks, admin.Check{Name: "nri-hub", Ready: a.hubs.Ready})
 		}
 		parts = append(parts, background("nri-hub", func(ctx context.Context) error {
-			return a.hub.Run(ctx, a.sandboxd.Node, a.sequences)
+			return a.hubs.Run(ctx, a.sandboxd.Node, a.sequences)
 		}), background("afterwards", func(ctx context.Context) error {
 			// It ends after the operations and before the hub.
 			<-ctx.Done()

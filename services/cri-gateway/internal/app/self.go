@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
@@ -19,19 +20,19 @@ var _ runtime.Self = self{}
 
 // Able implements runtime.Self.
 func (s self) Able(ctx context.Context) error {
-	if s.a.hub == nil || s.a.cfg.NRI.Unavailable != config.Fail {
+	if s.a.hubs == nil || s.a.cfg.NRI.Unavailable != config.Fail {
 		return nil
 	}
-	return s.a.hub.Ready(ctx)
+	return s.a.hubs.Ready(ctx)
 }
 
 // Plugins implements runtime.Self.
 func (s self) Plugins(ctx context.Context) (enabled bool, failure error, degraded, missing []string) {
-	if s.a.hub == nil {
+	if s.a.hubs == nil {
 		return false, nil, nil, nil
 	}
-	degraded, missing = s.a.hub.Plugins()
-	return true, s.a.hub.Ready(ctx), degraded, missing
+	degraded, missing = s.a.hubs.Plugins()
+	return true, s.a.hubs.Ready(ctx), degraded, missing
 }
 
 // Info implements runtime.Self. sandboxd speaks for itself.
@@ -44,12 +45,24 @@ func (s self) Info(ctx context.Context) map[string]any {
 }
 
 func (s self) hub(ctx context.Context) any {
-	if s.a.hub == nil {
+	if s.a.hubs == nil {
 		return map[string]any{"enabled": false}
 	}
-	st, err := s.a.hub.Status(ctx)
-	if err != nil {
-		return map[string]any{"enabled": true, "connected": false, "error": err.Error()}
+	list, failure := s.a.hubs.Status(ctx)
+	if len(list) == 1 {
+		return hubStatus(list[0], failure)
+	}
+	info := make([]any, 0, len(list))
+	for _, st := range list {
+		info = append(info, hubStatus(st, failure))
+	}
+	return map[string]any{"enabled": true, "hubs": info}
+}
+
+// hubStatus is what a hub says of itself; st is nil if it is away, and failure says why.
+func hubStatus(st *nriv1.GetStatusResponse, failure error) any {
+	if st == nil {
+		return map[string]any{"enabled": true, "connected": false, "error": failure.Error()}
 	}
 	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(st)
 	if err != nil {

@@ -56,6 +56,8 @@ type hubState struct {
 	guards             []*nriv1.Guard
 	ignoresAnnotations bool
 	degraded, missing  []string
+	// plugins are the hub's, kept while it is away.
+	plugins []*nriv1.PluginRef
 	// epoch counts the streams, so that two states of one generation differ.
 	epoch uint64
 	// awaySince is when the hub was last connected and ready, or the start.
@@ -222,7 +224,7 @@ func (h *Hub) call(ctx context.Context, pod *nri.PodSandbox, do func(ctx context
 		return err
 	}
 	if !ok || !st.concerned(pod, events) {
-		goBy(ctx)
+		h.goBy(ctx)
 		// Whoever joined before this operation was noted did not wait for it.
 		if st, _ = h.state.get(); !st.usable() || !st.concerned(pod, events) {
 			if !ok {

@@ -32,40 +32,42 @@ func (h *Hub) notify(ctx context.Context, gen uint64, event nri.Event, pod *nri.
 	var err error
 	switch event {
 	case nri.Event_RUN_POD_SANDBOX:
-		_, err = h.client.RunPodSandbox(ctx, &nriv1.RunPodSandboxRequest{
-			Generation: gen, Request: &nri.RunPodSandboxRequest{Pod: pod}, TimeLeftMs: timeLeft(ctx),
+		var resp *nriv1.RunPodSandboxResponse
+		resp, err = h.client.RunPodSandbox(ctx, &nriv1.RunPodSandboxRequest{
+			Generation: gen, Leg: legOf(ctx), Request: &nri.RunPodSandboxRequest{Pod: pod}, TimeLeftMs: timeLeft(ctx),
 		})
+		passed(ctx, resp.GetMerge())
 	case nri.Event_STOP_POD_SANDBOX:
 		_, err = h.client.StopPodSandbox(ctx, &nriv1.StopPodSandboxRequest{
-			Generation: gen, Request: &nri.StopPodSandboxRequest{Pod: pod},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.StopPodSandboxRequest{Pod: pod},
 		})
 	case nri.Event_REMOVE_POD_SANDBOX:
 		_, err = h.client.RemovePodSandbox(ctx, &nriv1.RemovePodSandboxRequest{
-			Generation: gen, Request: &nri.RemovePodSandboxRequest{Pod: pod},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.RemovePodSandboxRequest{Pod: pod},
 		})
 	case nri.Event_POST_UPDATE_POD_SANDBOX:
 		_, err = h.client.PostUpdatePodSandbox(ctx, &nriv1.PostUpdatePodSandboxRequest{
-			Generation: gen, Request: &nri.PostUpdatePodSandboxRequest{Pod: pod},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.PostUpdatePodSandboxRequest{Pod: pod},
 		})
 	case nri.Event_POST_CREATE_CONTAINER:
 		_, err = h.client.PostCreateContainer(ctx, &nriv1.PostCreateContainerRequest{
-			Generation: gen, Request: &nri.PostCreateContainerRequest{Pod: pod, Container: ctr},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.PostCreateContainerRequest{Pod: pod, Container: ctr},
 		})
 	case nri.Event_START_CONTAINER:
 		_, err = h.client.StartContainer(ctx, &nriv1.StartContainerRequest{
-			Generation: gen, Request: &nri.StartContainerRequest{Pod: pod, Container: ctr}, TimeLeftMs: timeLeft(ctx),
+			Generation: gen, Leg: legOf(ctx), Request: &nri.StartContainerRequest{Pod: pod, Container: ctr}, TimeLeftMs: timeLeft(ctx),
 		})
 	case nri.Event_POST_START_CONTAINER:
 		_, err = h.client.PostStartContainer(ctx, &nriv1.PostStartContainerRequest{
-			Generation: gen, Request: &nri.PostStartContainerRequest{Pod: pod, Container: ctr},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.PostStartContainerRequest{Pod: pod, Container: ctr},
 		})
 	case nri.Event_POST_UPDATE_CONTAINER:
 		_, err = h.client.PostUpdateContainer(ctx, &nriv1.PostUpdateContainerRequest{
-			Generation: gen, Request: &nri.PostUpdateContainerRequest{Pod: pod, Container: ctr},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.PostUpdateContainerRequest{Pod: pod, Container: ctr},
 		})
 	case nri.Event_REMOVE_CONTAINER:
 		_, err = h.client.RemoveContainer(ctx, &nriv1.RemoveContainerRequest{
-			Generation: gen, Request: &nri.RemoveContainerRequest{Pod: pod, Container: ctr},
+			Generation: gen, Leg: legOf(ctx), Request: &nri.RemoveContainerRequest{Pod: pod, Container: ctr},
 		})
 	default:
 		return fmt.Errorf("event %s has an answer: %w", event.PrettyName(), errdefs.ErrInternal)
@@ -87,7 +89,7 @@ func timeLeft(ctx context.Context) int64 {
 func (h *Hub) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error {
 	return h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
 		_, err := h.client.UpdatePodSandbox(ctx, &nriv1.UpdatePodSandboxRequest{
-			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+			Generation: generation, Leg: legOf(ctx), Request: req, TimeLeftMs: timeLeft(ctx),
 		})
 		return err
 	}, nri.Event_UPDATE_POD_SANDBOX)
@@ -98,9 +100,10 @@ func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerReque
 	var answer *nri.CreateContainerResponse
 	err := h.call(ctx, req.GetPod(), func(ctx context.Context, generation uint64) error {
 		resp, err := h.client.CreateContainer(ctx, &nriv1.CreateContainerRequest{
-			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+			Generation: generation, Leg: legOf(ctx), Request: req, TimeLeftMs: timeLeft(ctx),
 		})
 		answer = resp.GetResponse()
+		passed(ctx, resp.GetMerge())
 		return err
 	}, nri.Event_CREATE_CONTAINER, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	return answer, err
@@ -111,9 +114,10 @@ func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerReque
 	var answer *nri.UpdateContainerResponse
 	err := h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
 		resp, err := h.client.UpdateContainer(ctx, &nriv1.UpdateContainerRequest{
-			Generation: generation, Request: req, TimeLeftMs: timeLeft(ctx),
+			Generation: generation, Leg: legOf(ctx), Request: req, TimeLeftMs: timeLeft(ctx),
 		})
 		answer = resp.GetResponse()
+		passed(ctx, resp.GetMerge())
 		return err
 	}, nri.Event_UPDATE_CONTAINER)
 	return answer, err
@@ -123,8 +127,9 @@ func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerReque
 func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) (*nri.StopContainerResponse, error) {
 	var answer *nri.StopContainerResponse
 	err := h.call(ctx, nil, func(ctx context.Context, generation uint64) error {
-		resp, err := h.client.StopContainer(ctx, &nriv1.StopContainerRequest{Generation: generation, Request: req})
+		resp, err := h.client.StopContainer(ctx, &nriv1.StopContainerRequest{Generation: generation, Leg: legOf(ctx), Request: req})
 		answer = resp.GetResponse()
+		passed(ctx, resp.GetMerge())
 		return err
 	}, nri.Event_STOP_CONTAINER)
 	return answer, err

@@ -61,6 +61,7 @@ func (h *Hub) announced(ctx context.Context, epoch uint64, s *nriv1.HubState) {
 		st.generation, st.events, st.epoch = s.GetGeneration(), nri.EventMask(s.GetSubscribedEvents()), epoch
 		st.guards, st.ignoresAnnotations = s.GetGuards(), s.GetIgnoresAnnotations()
 		st.degraded, st.missing = s.GetDegraded(), s.GetMissing()
+		st.plugins = s.GetPlugins()
 		return true
 	})
 	events := nri.EventMask(s.GetSubscribedEvents())

@@ -20,19 +20,20 @@ type passer struct {
 	done chan struct{}
 }
 
-type passerKey struct{}
+// passerKey is the key of a hub's passer in a context.
+type passerKey struct{ of *passing }
 
 // Begin marks the begin of an operation whose outcome the inventory will show. end must be
 // called when it does, or when the operation has failed.
 func (h *Hub) Begin(ctx context.Context) (_ context.Context, end func()) {
 	p := &passer{of: &h.passing, done: make(chan struct{})}
 	var once sync.Once
-	return context.WithValue(ctx, passerKey{}, p), func() { once.Do(p.leave) }
+	return context.WithValue(ctx, passerKey{&h.passing}, p), func() { once.Do(p.leave) }
 }
 
 // goBy opens the operation of ctx, if it is one that began with Begin.
-func goBy(ctx context.Context) {
-	p, ok := ctx.Value(passerKey{}).(*passer)
+func (h *Hub) goBy(ctx context.Context) {
+	p, ok := ctx.Value(passerKey{&h.passing}).(*passer)
 	if !ok {
 		return
 	}

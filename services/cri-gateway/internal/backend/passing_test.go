@@ -14,7 +14,7 @@ func TestInventoryWaitsForOperationsThatWentBy(t *testing.T) {
 		ctx, end := h.Begin(t.Context())
 		_, endOther := h.Begin(t.Context()) // asked the hub, so nobody waits for it
 		defer endOther()
-		goBy(ctx)
+		h.goBy(ctx)
 		waited := make(chan error, 1)
 		go func() { waited <- h.passing.wait(t.Context()) }()
 		synctest.Wait()
@@ -25,7 +25,7 @@ func TestInventoryWaitsForOperationsThatWentBy(t *testing.T) {
 		}
 		later, endLater := h.Begin(t.Context())
 		defer endLater()
-		goBy(later)
+		h.goBy(later)
 		end()
 		end() // ending twice does no harm
 		if err := <-waited; err != nil {

@@ -55,9 +55,11 @@ type Sandboxd struct {
 
 // NRI says how to live with nri-hub.
 type NRI struct {
-	Enabled    bool            `toml:"enabled" comment:"Tell and ask the plugins at all."`
-	Socket     string          `toml:"socket" comment:"Path of nri-hub's socket."`
-	MaxMessage config.ByteSize `toml:"max_message" comment:"Largest message in either direction."`
+	Enabled bool   `toml:"enabled" comment:"Tell and ask the plugins at all."`
+	Socket  string `toml:"socket" comment:"Path of nri-hub's socket."`
+	// MoreSockets are those of further hubs.
+	MoreSockets []string        `toml:"more_sockets,omitempty" comment:"Paths of the sockets of further hubs, over which plugins are spread. All plugins have one order,\nwhichever hub they connect to."`
+	MaxMessage  config.ByteSize `toml:"max_message" comment:"Largest message in either direction."`
 	// Hold is how long calls are held back for a hub that is away.
 	Hold config.Duration `toml:"hold" comment:"How long calls are held back when the hub went away or waits for its plugins."`
 	// Unavailable is what happens after that: Ignore or Fail.
@@ -149,9 +151,13 @@ func (c Sandboxd) Client() rpc.ClientConfig {
 	return rpc.ClientConfig{Socket: c.Socket, MaxMessage: c.MaxMessage}
 }
 
-// Client returns the configuration of the connection.
-func (c NRI) Client() rpc.ClientConfig {
-	return rpc.ClientConfig{Socket: c.Socket, MaxMessage: c.MaxMessage}
+// Clients are the clients of all hubs.
+func (c NRI) Clients() []rpc.ClientConfig {
+	clients := []rpc.ClientConfig{{Socket: c.Socket, MaxMessage: c.MaxMessage}}
+	for _, socket := range c.MoreSockets {
+		clients = append(clients, rpc.ClientConfig{Socket: socket, MaxMessage: c.MaxMessage})
+	}
+	return clients
 }
 
 // Validate implements config.Validator.
@@ -161,7 +167,15 @@ func (c Sandboxd) Validate() error {
 
 // Validate implements config.Validator.
 func (c NRI) Validate() error {
-	errs := []error{c.Client().Validate()}
+	errs := []error{}
+	seen := map[string]bool{}
+	for _, client := range c.Clients() {
+		errs = append(errs, client.Validate())
+		if seen[client.Socket] {
+			errs = append(errs, fmt.Errorf("more_sockets: %q is named twice", client.Socket))
+		}
+		seen[client.Socket] = true
+	}
 	if c.Unavailable != Ignore && c.Unavailable != Fail {
 		errs = append(errs, fmt.Errorf("unavailable: %q is not known, write %q or %q", c.Unavailable, Ignore, Fail))
 	}

@@ -72,6 +72,7 @@ func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nri
 			Guards:           s.guards(),
 			Degraded:         names(state.Degraded),
 			Missing:          names(state.Missing),
+			Plugins:          s.roster(),
 
 			IgnoresAnnotations: !s.hub.Required().Annotations,
 		}}})

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 // CreateContainer asks the plugins for adjustments of a container.
@@ -11,9 +12,10 @@ func (s *Service) CreateContainer(ctx context.Context, req *nriv1.CreateContaine
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	resp, err := s.hub.CreateContainer(timed(ctx, req.GetTimeLeftMs()), req.GetRequest())
+	leg := legOf(req.GetLeg())
+	resp, err := s.hub.CreateContainer(hub.WithLeg(timed(ctx, req.GetTimeLeftMs()), leg), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}
-	return &nriv1.CreateContainerResponse{Response: resp}, nil
+	return &nriv1.CreateContainerResponse{Response: resp, Merge: mergeOf(leg)}, nil
 }

@@ -6,6 +6,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 // RunPodSandbox tells the plugins of a pod that is about to become READY.
@@ -13,8 +14,9 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *nriv1.RunPodSandboxReq
 	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	if err := s.hub.RunPodSandbox(timed(ctx, req.GetTimeLeftMs()), req.GetRequest()); err != nil {
+	leg := legOf(req.GetLeg())
+	if err := s.hub.RunPodSandbox(hub.WithLeg(timed(ctx, req.GetTimeLeftMs()), leg), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	return &nriv1.RunPodSandboxResponse{Response: &nri.RunPodSandboxResponse{}}, nil
+	return &nriv1.RunPodSandboxResponse{Response: &nri.RunPodSandboxResponse{}, Merge: mergeOf(leg)}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 // StopContainer tells the plugins that a container has ended.
@@ -11,9 +12,10 @@ func (s *Service) StopContainer(ctx context.Context, req *nriv1.StopContainerReq
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	resp, err := s.hub.StopContainer(ctx, req.GetRequest())
+	leg := legOf(req.GetLeg())
+	resp, err := s.hub.StopContainer(hub.WithLeg(ctx, leg), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}
-	return &nriv1.StopContainerResponse{Response: resp}, nil
+	return &nriv1.StopContainerResponse{Response: resp, Merge: mergeOf(leg)}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
 // UpdateContainer asks the plugins about new resources of a container.
@@ -11,9 +12,10 @@ func (s *Service) UpdateContainer(ctx context.Context, req *nriv1.UpdateContaine
 	if err := s.checkContainer(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	resp, err := s.hub.UpdateContainer(timed(ctx, req.GetTimeLeftMs()), req.GetRequest())
+	leg := legOf(req.GetLeg())
+	resp, err := s.hub.UpdateContainer(hub.WithLeg(timed(ctx, req.GetTimeLeftMs()), leg), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}
-	return &nriv1.UpdateContainerResponse{Response: resp}, nil
+	return &nriv1.UpdateContainerResponse{Response: resp, Merge: mergeOf(leg)}, nil
 }

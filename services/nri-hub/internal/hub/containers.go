@@ -21,7 +21,11 @@ func (h *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerReque
 
 // create is CreateContainer, or a rehearsal of it that leaves nothing in the hub.
 func (h *Hub) create(ctx context.Context, req *nri.CreateContainerRequest, dry *rehearsal) (*nri.CreateContainerResponse, error) {
+	leg := legOf(ctx)
 	merge := adjust.NewCreate(req)
+	if leg != nil {
+		merge = adjust.ResumeCreate(req, leg.State)
+	}
 	r := &request{
 		event: nri.Event_CREATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true, dry: dry,
 		message: func() proto.Message { return merge.Request() },
@@ -33,6 +37,10 @@ func (h *Hub) create(ctx context.Context, req *nri.CreateContainerRequest, dry *
 	consulted, err := h.dispatchGuarded(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	if leg != nil {
+		leg.State = merge.State()
+		return merge.Response(), nil
 	}
 	if err := h.validate(ctx, r, merge.Validation(consulted)); err != nil {
 		return nil, err
@@ -116,7 +124,11 @@ func (h *Hub) PostStartContainer(ctx context.Context, req *nri.PostStartContaine
 // UpdateContainer asks the plugins about new resources of a container. The container
 // itself is in the answer only if a plugin changed what was asked for.
 func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerRequest) (*nri.UpdateContainerResponse, error) {
+	leg := legOf(ctx)
 	merge := adjust.NewUpdate(req)
+	if leg != nil {
+		merge = adjust.ResumeUpdate(req, leg.State)
+	}
 	_, err := h.dispatch(ctx, &request{
 		event: nri.Event_UPDATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true,
 		message: func() proto.Message { return merge.Request() },
@@ -127,6 +139,9 @@ func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerReque
 	})
 	if err != nil {
 		return nil, err
+	}
+	if leg != nil {
+		leg.State = merge.State()
 	}
 	return merge.Response(), nil
 }
@@ -143,7 +158,11 @@ func (h *Hub) PostUpdateContainer(ctx context.Context, req *nri.PostUpdateContai
 // StopContainer tells each plugin once that a container has ended. Updates in conflict
 // are logged and left out: the container has ended whatever the plugins say.
 func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) (*nri.StopContainerResponse, error) {
+	leg := legOf(ctx)
 	others := adjust.NewOthers()
+	if leg != nil {
+		others = adjust.ResumeOthers(leg.State)
+	}
 	_, err := h.dispatch(ctx, &request{
 		event: nri.Event_STOP_CONTAINER, pod: req.GetPod(), container: req.GetContainer(),
 		message: constant(req), tolerant: true,
@@ -158,6 +177,9 @@ func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) 
 	})
 	if err != nil {
 		return nil, err
+	}
+	if leg != nil {
+		leg.State = others.State()
 	}
 	return &nri.StopContainerResponse{Update: others.Updates()}, nil
 }

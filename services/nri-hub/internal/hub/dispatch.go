@@ -85,7 +85,7 @@ func (h *Hub) dispatch(ctx context.Context, r *request) ([]*nri.PluginInstance, 
 	var consulted []*nri.PluginInstance
 	var held *ticket
 	defer func() { held.leave() }()
-	members := h.begin(r)
+	members := legOf(ctx).within(h.begin(r))
 	callers := 0
 	for _, m := range members {
 		if r.hears(m, r.event) {

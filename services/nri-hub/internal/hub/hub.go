@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -62,6 +63,7 @@ type State struct {
 	Events     nri.EventMask
 	Ready      bool
 	Degraded   string // names of degraded plugins, with commas
+	Roster     string // plugins that get events, and which; changes when one comes or goes
 	Missing    string // names of required plugins that cannot be called now, with commas
 }
 
@@ -241,8 +243,12 @@ func (h *Hub) refresh() {
 	h.movement = make(chan struct{})
 	actives := 0
 	var sick, missing []string
+	var roster strings.Builder
 	for _, m := range h.members {
 		events |= m.info.Events
+		if m.serves() {
+			fmt.Fprintf(&roster, "%s=%d,", m.info.ID, m.info.Events)
+		}
 		switch m.at() {
 		case active:
 			actives++
@@ -278,7 +284,7 @@ func (h *Hub) refresh() {
 	}
 	next := State{
 		Generation: h.cfg.Generation, Events: events, Ready: h.settled,
-		Degraded: strings.Join(sick, ","), Missing: strings.Join(missing, ","),
+		Roster: roster.String(), Degraded: strings.Join(sick, ","), Missing: strings.Join(missing, ","),
 	}
 	if next == h.state {
 		return

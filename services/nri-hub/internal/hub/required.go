@@ -18,22 +18,21 @@ func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginIns
 		return nil, fmt.Errorf("pod %s/%s: %w: %w", r.pod.GetNamespace(), r.pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}
 	r.required = names
-	if err := h.awaitRequired(ctx, r); err != nil {
-		return nil, err
+	leg := legOf(ctx)
+	if leg == nil {
+		if err := h.awaitRequired(ctx, r); err != nil {
+			return nil, err
+		}
 	}
 	consulted, err := h.dispatch(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range names {
-		there := slices.ContainsFunc(consulted, func(p *nri.PluginInstance) bool {
-			return ID{Index: p.GetIndex(), Name: p.GetName()}.Matches(name)
-		})
-		if !there {
-			return nil, absent(name)
-		}
+	if leg != nil {
+		leg.Consulted = append(leg.Consulted, consulted...)
+		return leg.Consulted, nil
 	}
-	return consulted, nil
+	return consulted, tookPart(names, consulted)
 }
 
 // awaitRequired returns when every plugin that the request needs can be called, or with

@@ -449,8 +449,10 @@ type HubState struct {
 	Missing []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
 	// True if the annotation with which pods can require plugins means nothing to the hub.
 	IgnoresAnnotations bool `protobuf:"varint,7,opt,name=ignores_annotations,json=ignoresAnnotations,proto3" json:"ignores_annotations,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The plugins that get events, in the order in which they are called.
+	Plugins       []*PluginRef `protobuf:"bytes,8,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HubState) Reset() {
@@ -532,6 +534,354 @@ func (x *HubState) GetIgnoresAnnotations() bool {
 	return false
 }
 
+func (x *HubState) GetPlugins() []*PluginRef {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+// PluginRef is what a gateway with several hubs must know of a plugin.
+type PluginRef struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Full name, such as 10-balloons; the order of names is the order of calls.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Bit mask of the events that it listens to, as in HubState.
+	Events int32 `protobuf:"varint,2,opt,name=events,proto3" json:"events,omitempty"`
+	// True if a request fails when the plugin cannot be asked.
+	FailRequest   bool `protobuf:"varint,3,opt,name=fail_request,json=failRequest,proto3" json:"fail_request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginRef) Reset() {
+	*x = PluginRef{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginRef) ProtoMessage() {}
+
+func (x *PluginRef) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginRef.ProtoReflect.Descriptor instead.
+func (*PluginRef) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PluginRef) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PluginRef) GetEvents() int32 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+func (x *PluginRef) GetFailRequest() bool {
+	if x != nil {
+		return x.FailRequest
+	}
+	return false
+}
+
+// Leg is one hub's part of a request whose plugins are spread over several hubs. The hub
+// calls only its plugins behind one name and up to another; the legs of one hub leave no gap,
+// so that they include a plugin that joins meanwhile. Required plugins and validators are
+// left to Conclude.
+type Leg struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Full name behind which the plugins stand; empty: from the first one.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// Full name of the last plugin; empty: to the last one.
+	Last string `protobuf:"bytes,2,opt,name=last,proto3" json:"last,omitempty"`
+	// What the plugins before have made of the request; absent for the first leg.
+	Merge         *Merge `protobuf:"bytes,3,opt,name=merge,proto3" json:"merge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Leg) Reset() {
+	*x = Leg{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Leg) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Leg) ProtoMessage() {}
+
+func (x *Leg) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Leg.ProtoReflect.Descriptor instead.
+func (*Leg) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Leg) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *Leg) GetLast() string {
+	if x != nil {
+		return x.Last
+	}
+	return ""
+}
+
+func (x *Leg) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
+	}
+	return nil
+}
+
+// Merge is what some of the plugins have made of a request.
+type Merge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The container as the next plugin is to see it.
+	Container *api.Container `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	// The adjustment so far.
+	Adjust *api.ContainerAdjustment `protobuf:"bytes,2,opt,name=adjust,proto3" json:"adjust,omitempty"`
+	// The owners of all fields that were set.
+	Owners *api.OwningPlugins `protobuf:"bytes,3,opt,name=owners,proto3" json:"owners,omitempty"`
+	// Updates of other containers.
+	Updates []*api.ContainerUpdate `protobuf:"bytes,4,rep,name=updates,proto3" json:"updates,omitempty"`
+	// Containers to stop.
+	Evictions []*api.ContainerEviction `protobuf:"bytes,5,rep,name=evictions,proto3" json:"evictions,omitempty"`
+	// The update of the container itself, absent if no plugin has touched it.
+	Update *api.ContainerUpdate `protobuf:"bytes,6,opt,name=update,proto3" json:"update,omitempty"`
+	// The plugins that took part.
+	Consulted     []*api.PluginInstance `protobuf:"bytes,7,rep,name=consulted,proto3" json:"consulted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Merge) Reset() {
+	*x = Merge{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Merge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Merge) ProtoMessage() {}
+
+func (x *Merge) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Merge.ProtoReflect.Descriptor instead.
+func (*Merge) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Merge) GetContainer() *api.Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Merge) GetAdjust() *api.ContainerAdjustment {
+	if x != nil {
+		return x.Adjust
+	}
+	return nil
+}
+
+func (x *Merge) GetOwners() *api.OwningPlugins {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *Merge) GetUpdates() []*api.ContainerUpdate {
+	if x != nil {
+		return x.Updates
+	}
+	return nil
+}
+
+func (x *Merge) GetEvictions() []*api.ContainerEviction {
+	if x != nil {
+		return x.Evictions
+	}
+	return nil
+}
+
+func (x *Merge) GetUpdate() *api.ContainerUpdate {
+	if x != nil {
+		return x.Update
+	}
+	return nil
+}
+
+func (x *Merge) GetConsulted() []*api.PluginInstance {
+	if x != nil {
+		return x.Consulted
+	}
+	return nil
+}
+
+// ConcludeRequest is what all hubs together have made of a request.
+type ConcludeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Generation of the hub that the gateway has synchronised with.
+	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The pod.
+	Pod *api.PodSandbox `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The container as it was asked for; absent if the request is about a pod.
+	Container *api.Container `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	// What the plugins of all hubs have made of it.
+	Merge         *Merge `protobuf:"bytes,4,opt,name=merge,proto3" json:"merge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConcludeRequest) Reset() {
+	*x = ConcludeRequest{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConcludeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConcludeRequest) ProtoMessage() {}
+
+func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConcludeRequest.ProtoReflect.Descriptor instead.
+func (*ConcludeRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ConcludeRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ConcludeRequest) GetPod() *api.PodSandbox {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *ConcludeRequest) GetContainer() *api.Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *ConcludeRequest) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
+	}
+	return nil
+}
+
+// ConcludeResponse is empty.
+type ConcludeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConcludeResponse) Reset() {
+	*x = ConcludeResponse{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConcludeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConcludeResponse) ProtoMessage() {}
+
+func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConcludeResponse.ProtoReflect.Descriptor instead.
+func (*ConcludeResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
+}
+
 // Guard chooses pods that require plugins, or that do not although another guard says so.
 type Guard struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -551,7 +901,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +913,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[6]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +926,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{6}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Guard) GetNamespaces() []string {
@@ -625,7 +975,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +987,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[7]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +1000,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{7}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *InventoryRequest) GetRequestId() uint64 {
@@ -677,7 +1027,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +1039,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[8]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +1052,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{8}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UpdateRequest) GetRequestId() uint64 {
@@ -742,7 +1092,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +1104,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +1117,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
 }
 
 // GetStatusResponse lists the plugins.
@@ -785,7 +1135,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +1147,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +1160,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetStatusResponse) GetGeneration() uint64 {
@@ -893,7 +1243,7 @@ type PluginStatus struct {
 
 func (x *PluginStatus) Reset() {
 	*x = PluginStatus{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1255,7 @@ func (x *PluginStatus) String() string {
 func (*PluginStatus) ProtoMessage() {}
 
 func (x *PluginStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1268,7 @@ func (x *PluginStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginStatus.ProtoReflect.Descriptor instead.
 func (*PluginStatus) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PluginStatus) GetIndex() string {
@@ -1109,7 +1459,7 @@ type DryRunRequest struct {
 
 func (x *DryRunRequest) Reset() {
 	*x = DryRunRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1471,7 @@ func (x *DryRunRequest) String() string {
 func (*DryRunRequest) ProtoMessage() {}
 
 func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1484,7 @@ func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunRequest.ProtoReflect.Descriptor instead.
 func (*DryRunRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DryRunRequest) GetPod() *api.PodSandbox {
@@ -1166,7 +1516,7 @@ type DryRunResponse struct {
 
 func (x *DryRunResponse) Reset() {
 	*x = DryRunResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1528,7 @@ func (x *DryRunResponse) String() string {
 func (*DryRunResponse) ProtoMessage() {}
 
 func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1541,7 @@ func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunResponse.ProtoReflect.Descriptor instead.
 func (*DryRunResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DryRunResponse) GetResponse() *api.CreateContainerResponse {
@@ -1242,7 +1592,7 @@ type PluginChange struct {
 
 func (x *PluginChange) Reset() {
 	*x = PluginChange{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1604,7 @@ func (x *PluginChange) String() string {
 func (*PluginChange) ProtoMessage() {}
 
 func (x *PluginChange) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1617,7 @@ func (x *PluginChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginChange.ProtoReflect.Descriptor instead.
 func (*PluginChange) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PluginChange) GetPlugin() string {
@@ -1342,14 +1692,16 @@ type RunPodSandboxRequest struct {
 	Request *api.RunPodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
 	// among the plugins.
-	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	TimeLeftMs int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunPodSandboxRequest) Reset() {
 	*x = RunPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1713,7 @@ func (x *RunPodSandboxRequest) String() string {
 func (*RunPodSandboxRequest) ProtoMessage() {}
 
 func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1726,7 @@ func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunPodSandboxRequest) GetGeneration() uint64 {
@@ -1398,18 +1750,27 @@ func (x *RunPodSandboxRequest) GetTimeLeftMs() int64 {
 	return 0
 }
 
+func (x *RunPodSandboxRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // RunPodSandboxResponse carries NRI's own answer, merged over all plugins.
 type RunPodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// NRI's own answer.
-	Response      *api.RunPodSandboxResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Response *api.RunPodSandboxResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	// What the plugins up to the end of the leg have made of the request; absent without a leg.
+	Merge         *Merge `protobuf:"bytes,10,opt,name=merge,proto3" json:"merge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunPodSandboxResponse) Reset() {
 	*x = RunPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1782,7 @@ func (x *RunPodSandboxResponse) String() string {
 func (*RunPodSandboxResponse) ProtoMessage() {}
 
 func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,12 +1795,19 @@ func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RunPodSandboxResponse) GetResponse() *api.RunPodSandboxResponse {
 	if x != nil {
 		return x.Response
+	}
+	return nil
+}
+
+func (x *RunPodSandboxResponse) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
 	}
 	return nil
 }
@@ -1453,14 +1821,16 @@ type UpdatePodSandboxRequest struct {
 	Request *api.UpdatePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
 	// among the plugins.
-	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	TimeLeftMs int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdatePodSandboxRequest) Reset() {
 	*x = UpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1842,7 @@ func (x *UpdatePodSandboxRequest) String() string {
 func (*UpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1855,7 @@ func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1509,6 +1879,13 @@ func (x *UpdatePodSandboxRequest) GetTimeLeftMs() int64 {
 	return 0
 }
 
+func (x *UpdatePodSandboxRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // UpdatePodSandboxResponse carries NRI's own answer, merged over all plugins.
 type UpdatePodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1520,7 +1897,7 @@ type UpdatePodSandboxResponse struct {
 
 func (x *UpdatePodSandboxResponse) Reset() {
 	*x = UpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1909,7 @@ func (x *UpdatePodSandboxResponse) String() string {
 func (*UpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1922,7 @@ func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdatePodSandboxResponse) GetResponse() *api.UpdatePodSandboxResponse {
@@ -1561,14 +1938,16 @@ type PostUpdatePodSandboxRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.PostUpdatePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.PostUpdatePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostUpdatePodSandboxRequest) Reset() {
 	*x = PostUpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1959,7 @@ func (x *PostUpdatePodSandboxRequest) String() string {
 func (*PostUpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1972,7 @@ func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PostUpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1610,6 +1989,13 @@ func (x *PostUpdatePodSandboxRequest) GetRequest() *api.PostUpdatePodSandboxRequ
 	return nil
 }
 
+func (x *PostUpdatePodSandboxRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // PostUpdatePodSandboxResponse carries NRI's own answer, merged over all plugins.
 type PostUpdatePodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1621,7 +2007,7 @@ type PostUpdatePodSandboxResponse struct {
 
 func (x *PostUpdatePodSandboxResponse) Reset() {
 	*x = PostUpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +2019,7 @@ func (x *PostUpdatePodSandboxResponse) String() string {
 func (*PostUpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +2032,7 @@ func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PostUpdatePodSandboxResponse) GetResponse() *api.PostUpdatePodSandboxResponse {
@@ -1662,14 +2048,16 @@ type StopPodSandboxRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.StopPodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.StopPodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StopPodSandboxRequest) Reset() {
 	*x = StopPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2069,7 @@ func (x *StopPodSandboxRequest) String() string {
 func (*StopPodSandboxRequest) ProtoMessage() {}
 
 func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2082,7 @@ func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StopPodSandboxRequest) GetGeneration() uint64 {
@@ -1711,6 +2099,13 @@ func (x *StopPodSandboxRequest) GetRequest() *api.StopPodSandboxRequest {
 	return nil
 }
 
+func (x *StopPodSandboxRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // StopPodSandboxResponse carries NRI's own answer, merged over all plugins.
 type StopPodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1722,7 +2117,7 @@ type StopPodSandboxResponse struct {
 
 func (x *StopPodSandboxResponse) Reset() {
 	*x = StopPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +2129,7 @@ func (x *StopPodSandboxResponse) String() string {
 func (*StopPodSandboxResponse) ProtoMessage() {}
 
 func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +2142,7 @@ func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StopPodSandboxResponse) GetResponse() *api.StopPodSandboxResponse {
@@ -1763,14 +2158,16 @@ type RemovePodSandboxRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.RemovePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.RemovePodSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemovePodSandboxRequest) Reset() {
 	*x = RemovePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +2179,7 @@ func (x *RemovePodSandboxRequest) String() string {
 func (*RemovePodSandboxRequest) ProtoMessage() {}
 
 func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +2192,7 @@ func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemovePodSandboxRequest) GetGeneration() uint64 {
@@ -1812,6 +2209,13 @@ func (x *RemovePodSandboxRequest) GetRequest() *api.RemovePodSandboxRequest {
 	return nil
 }
 
+func (x *RemovePodSandboxRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // RemovePodSandboxResponse carries NRI's own answer, merged over all plugins.
 type RemovePodSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1823,7 +2227,7 @@ type RemovePodSandboxResponse struct {
 
 func (x *RemovePodSandboxResponse) Reset() {
 	*x = RemovePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +2239,7 @@ func (x *RemovePodSandboxResponse) String() string {
 func (*RemovePodSandboxResponse) ProtoMessage() {}
 
 func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +2252,7 @@ func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemovePodSandboxResponse) GetResponse() *api.RemovePodSandboxResponse {
@@ -1867,14 +2271,16 @@ type CreateContainerRequest struct {
 	Request *api.CreateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
 	// among the plugins.
-	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	TimeLeftMs int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +2292,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +2305,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateContainerRequest) GetGeneration() uint64 {
@@ -1923,18 +2329,27 @@ func (x *CreateContainerRequest) GetTimeLeftMs() int64 {
 	return 0
 }
 
+func (x *CreateContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // CreateContainerResponse carries NRI's own answer, merged over all plugins.
 type CreateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// NRI's own answer.
-	Response      *api.CreateContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Response *api.CreateContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	// What the plugins up to the end of the leg have made of the request; absent without a leg.
+	Merge         *Merge `protobuf:"bytes,10,opt,name=merge,proto3" json:"merge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateContainerResponse) Reset() {
 	*x = CreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2361,7 @@ func (x *CreateContainerResponse) String() string {
 func (*CreateContainerResponse) ProtoMessage() {}
 
 func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,12 +2374,19 @@ func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateContainerResponse) GetResponse() *api.CreateContainerResponse {
 	if x != nil {
 		return x.Response
+	}
+	return nil
+}
+
+func (x *CreateContainerResponse) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
 	}
 	return nil
 }
@@ -1975,14 +2397,16 @@ type PostCreateContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.PostCreateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.PostCreateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostCreateContainerRequest) Reset() {
 	*x = PostCreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2418,7 @@ func (x *PostCreateContainerRequest) String() string {
 func (*PostCreateContainerRequest) ProtoMessage() {}
 
 func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2431,7 @@ func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PostCreateContainerRequest) GetGeneration() uint64 {
@@ -2024,6 +2448,13 @@ func (x *PostCreateContainerRequest) GetRequest() *api.PostCreateContainerReques
 	return nil
 }
 
+func (x *PostCreateContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // PostCreateContainerResponse carries NRI's own answer, merged over all plugins.
 type PostCreateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2035,7 +2466,7 @@ type PostCreateContainerResponse struct {
 
 func (x *PostCreateContainerResponse) Reset() {
 	*x = PostCreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2478,7 @@ func (x *PostCreateContainerResponse) String() string {
 func (*PostCreateContainerResponse) ProtoMessage() {}
 
 func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2491,7 @@ func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PostCreateContainerResponse) GetResponse() *api.PostCreateContainerResponse {
@@ -2079,14 +2510,16 @@ type StartContainerRequest struct {
 	Request *api.StartContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
 	// among the plugins.
-	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	TimeLeftMs int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2531,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2544,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StartContainerRequest) GetGeneration() uint64 {
@@ -2135,6 +2568,13 @@ func (x *StartContainerRequest) GetTimeLeftMs() int64 {
 	return 0
 }
 
+func (x *StartContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // StartContainerResponse carries NRI's own answer, merged over all plugins.
 type StartContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2146,7 +2586,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2598,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2611,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StartContainerResponse) GetResponse() *api.StartContainerResponse {
@@ -2187,14 +2627,16 @@ type PostStartContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.PostStartContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.PostStartContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostStartContainerRequest) Reset() {
 	*x = PostStartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2648,7 @@ func (x *PostStartContainerRequest) String() string {
 func (*PostStartContainerRequest) ProtoMessage() {}
 
 func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2661,7 @@ func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostStartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PostStartContainerRequest) GetGeneration() uint64 {
@@ -2236,6 +2678,13 @@ func (x *PostStartContainerRequest) GetRequest() *api.PostStartContainerRequest 
 	return nil
 }
 
+func (x *PostStartContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // PostStartContainerResponse carries NRI's own answer, merged over all plugins.
 type PostStartContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2247,7 +2696,7 @@ type PostStartContainerResponse struct {
 
 func (x *PostStartContainerResponse) Reset() {
 	*x = PostStartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2708,7 @@ func (x *PostStartContainerResponse) String() string {
 func (*PostStartContainerResponse) ProtoMessage() {}
 
 func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2721,7 @@ func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostStartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PostStartContainerResponse) GetResponse() *api.PostStartContainerResponse {
@@ -2291,14 +2740,16 @@ type UpdateContainerRequest struct {
 	Request *api.UpdateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long the caller still waits, in milliseconds; 0 if that is not known. It is divided
 	// among the plugins.
-	TimeLeftMs    int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	TimeLeftMs int64 `protobuf:"varint,3,opt,name=time_left_ms,json=timeLeftMs,proto3" json:"time_left_ms,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateContainerRequest) Reset() {
 	*x = UpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2761,7 @@ func (x *UpdateContainerRequest) String() string {
 func (*UpdateContainerRequest) ProtoMessage() {}
 
 func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2774,7 @@ func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UpdateContainerRequest) GetGeneration() uint64 {
@@ -2347,18 +2798,27 @@ func (x *UpdateContainerRequest) GetTimeLeftMs() int64 {
 	return 0
 }
 
+func (x *UpdateContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // UpdateContainerResponse carries NRI's own answer, merged over all plugins.
 type UpdateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// NRI's own answer.
-	Response      *api.UpdateContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Response *api.UpdateContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	// What the plugins up to the end of the leg have made of the request; absent without a leg.
+	Merge         *Merge `protobuf:"bytes,10,opt,name=merge,proto3" json:"merge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateContainerResponse) Reset() {
 	*x = UpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2830,7 @@ func (x *UpdateContainerResponse) String() string {
 func (*UpdateContainerResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,12 +2843,19 @@ func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UpdateContainerResponse) GetResponse() *api.UpdateContainerResponse {
 	if x != nil {
 		return x.Response
+	}
+	return nil
+}
+
+func (x *UpdateContainerResponse) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
 	}
 	return nil
 }
@@ -2399,14 +2866,16 @@ type PostUpdateContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.PostUpdateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.PostUpdateContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostUpdateContainerRequest) Reset() {
 	*x = PostUpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2887,7 @@ func (x *PostUpdateContainerRequest) String() string {
 func (*PostUpdateContainerRequest) ProtoMessage() {}
 
 func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2900,7 @@ func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PostUpdateContainerRequest) GetGeneration() uint64 {
@@ -2448,6 +2917,13 @@ func (x *PostUpdateContainerRequest) GetRequest() *api.PostUpdateContainerReques
 	return nil
 }
 
+func (x *PostUpdateContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // PostUpdateContainerResponse carries NRI's own answer, merged over all plugins.
 type PostUpdateContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2459,7 +2935,7 @@ type PostUpdateContainerResponse struct {
 
 func (x *PostUpdateContainerResponse) Reset() {
 	*x = PostUpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2947,7 @@ func (x *PostUpdateContainerResponse) String() string {
 func (*PostUpdateContainerResponse) ProtoMessage() {}
 
 func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2960,7 @@ func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PostUpdateContainerResponse) GetResponse() *api.PostUpdateContainerResponse {
@@ -2500,14 +2976,16 @@ type StopContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.StopContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.StopContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2997,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +3010,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StopContainerRequest) GetGeneration() uint64 {
@@ -2549,18 +3027,27 @@ func (x *StopContainerRequest) GetRequest() *api.StopContainerRequest {
 	return nil
 }
 
+func (x *StopContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // StopContainerResponse carries NRI's own answer, merged over all plugins.
 type StopContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// NRI's own answer.
-	Response      *api.StopContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	Response *api.StopContainerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	// What the plugins up to the end of the leg have made of the request; absent without a leg.
+	Merge         *Merge `protobuf:"bytes,10,opt,name=merge,proto3" json:"merge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +3059,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,12 +3072,19 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StopContainerResponse) GetResponse() *api.StopContainerResponse {
 	if x != nil {
 		return x.Response
+	}
+	return nil
+}
+
+func (x *StopContainerResponse) GetMerge() *Merge {
+	if x != nil {
+		return x.Merge
 	}
 	return nil
 }
@@ -2601,14 +3095,16 @@ type RemoveContainerRequest struct {
 	// Generation of the hub that the gateway has synchronised with.
 	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// NRI's own request.
-	Request       *api.RemoveContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Request *api.RemoveContainerRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The part of the request for this hub; absent if there is one hub.
+	Leg           *Leg `protobuf:"bytes,10,opt,name=leg,proto3" json:"leg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +3116,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +3129,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveContainerRequest) GetGeneration() uint64 {
@@ -2650,6 +3146,13 @@ func (x *RemoveContainerRequest) GetRequest() *api.RemoveContainerRequest {
 	return nil
 }
 
+func (x *RemoveContainerRequest) GetLeg() *Leg {
+	if x != nil {
+		return x.Leg
+	}
+	return nil
+}
+
 // RemoveContainerResponse carries NRI's own answer, merged over all plugins.
 type RemoveContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2661,7 +3164,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +3176,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +3189,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{40}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RemoveContainerResponse) GetResponse() *api.RemoveContainerResponse {
@@ -2727,7 +3230,7 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\v2\x16.crisp.nri.v1.HubStateH\x00R\x05state\x12M\n" +
 	"\x11inventory_request\x18\x02 \x01(\v2\x1e.crisp.nri.v1.InventoryRequestH\x00R\x10inventoryRequest\x12D\n" +
 	"\x0eupdate_request\x18\x03 \x01(\v2\x1b.crisp.nri.v1.UpdateRequestH\x00R\rupdateRequestB\t\n" +
-	"\amessage\"\x81\x02\n" +
+	"\amessage\"\xb4\x02\n" +
 	"\bHubState\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -2737,7 +3240,32 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\x06guards\x18\x04 \x03(\v2\x13.crisp.nri.v1.GuardR\x06guards\x12\x1a\n" +
 	"\bdegraded\x18\x05 \x03(\tR\bdegraded\x12\x18\n" +
 	"\amissing\x18\x06 \x03(\tR\amissing\x12/\n" +
-	"\x13ignores_annotations\x18\a \x01(\bR\x12ignoresAnnotations\"\xe2\x02\n" +
+	"\x13ignores_annotations\x18\a \x01(\bR\x12ignoresAnnotations\x121\n" +
+	"\aplugins\x18\b \x03(\v2\x17.crisp.nri.v1.PluginRefR\aplugins\"Z\n" +
+	"\tPluginRef\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06events\x18\x02 \x01(\x05R\x06events\x12!\n" +
+	"\ffail_request\x18\x03 \x01(\bR\vfailRequest\"Z\n" +
+	"\x03Leg\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\tR\x04last\x12)\n" +
+	"\x05merge\x18\x03 \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\xd1\x03\n" +
+	"\x05Merge\x12=\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\tcontainer\x12A\n" +
+	"\x06adjust\x18\x02 \x01(\v2).nri.pkg.api.v1alpha1.ContainerAdjustmentR\x06adjust\x12;\n" +
+	"\x06owners\x18\x03 \x01(\v2#.nri.pkg.api.v1alpha1.OwningPluginsR\x06owners\x12?\n" +
+	"\aupdates\x18\x04 \x03(\v2%.nri.pkg.api.v1alpha1.ContainerUpdateR\aupdates\x12E\n" +
+	"\tevictions\x18\x05 \x03(\v2'.nri.pkg.api.v1alpha1.ContainerEvictionR\tevictions\x12=\n" +
+	"\x06update\x18\x06 \x01(\v2%.nri.pkg.api.v1alpha1.ContainerUpdateR\x06update\x12B\n" +
+	"\tconsulted\x18\a \x03(\v2$.nri.pkg.api.v1alpha1.PluginInstanceR\tconsulted\"\xcf\x01\n" +
+	"\x0fConcludeRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x122\n" +
+	"\x03pod\x18\x02 \x01(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x03pod\x12=\n" +
+	"\tcontainer\x18\x03 \x01(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\tcontainer\x12)\n" +
+	"\x05merge\x18\x04 \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\x12\n" +
+	"\x10ConcludeResponse\"\xe2\x02\n" +
 	"\x05Guard\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
@@ -2817,113 +3345,148 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\tnew_value\x18\x06 \x01(\tR\bnewValue\x12\x18\n" +
 	"\aremoved\x18\a \x01(\bR\aremoved\x12\x18\n" +
 	"\arefused\x18\b \x01(\tR\arefused\x12!\n" +
-	"\flatency_nano\x18\t \x01(\x03R\vlatencyNano\"\x9e\x01\n" +
+	"\flatency_nano\x18\t \x01(\x03R\vlatencyNano\"\xc3\x01\n" +
 	"\x14RunPodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12D\n" +
 	"\arequest\x18\x02 \x01(\v2*.nri.pkg.api.v1alpha1.RunPodSandboxRequestR\arequest\x12 \n" +
 	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
-	"timeLeftMs\"`\n" +
+	"timeLeftMs\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"\x8b\x01\n" +
 	"\x15RunPodSandboxResponse\x12G\n" +
-	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.RunPodSandboxResponseR\bresponse\"\xa4\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.RunPodSandboxResponseR\bresponse\x12)\n" +
+	"\x05merge\x18\n" +
+	" \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\xc9\x01\n" +
 	"\x17UpdatePodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12G\n" +
 	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.UpdatePodSandboxRequestR\arequest\x12 \n" +
 	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
-	"timeLeftMs\"f\n" +
+	"timeLeftMs\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"f\n" +
 	"\x18UpdatePodSandboxResponse\x12J\n" +
-	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.UpdatePodSandboxResponseR\bresponse\"\x8a\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.UpdatePodSandboxResponseR\bresponse\"\xaf\x01\n" +
 	"\x1bPostUpdatePodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12K\n" +
-	"\arequest\x18\x02 \x01(\v21.nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequestR\arequest\"n\n" +
+	"\arequest\x18\x02 \x01(\v21.nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"n\n" +
 	"\x1cPostUpdatePodSandboxResponse\x12N\n" +
-	"\bresponse\x18\x01 \x01(\v22.nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponseR\bresponse\"~\n" +
+	"\bresponse\x18\x01 \x01(\v22.nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponseR\bresponse\"\xa3\x01\n" +
 	"\x15StopPodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12E\n" +
-	"\arequest\x18\x02 \x01(\v2+.nri.pkg.api.v1alpha1.StopPodSandboxRequestR\arequest\"b\n" +
+	"\arequest\x18\x02 \x01(\v2+.nri.pkg.api.v1alpha1.StopPodSandboxRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"b\n" +
 	"\x16StopPodSandboxResponse\x12H\n" +
-	"\bresponse\x18\x01 \x01(\v2,.nri.pkg.api.v1alpha1.StopPodSandboxResponseR\bresponse\"\x82\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2,.nri.pkg.api.v1alpha1.StopPodSandboxResponseR\bresponse\"\xa7\x01\n" +
 	"\x17RemovePodSandboxRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12G\n" +
-	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.RemovePodSandboxRequestR\arequest\"f\n" +
+	"\arequest\x18\x02 \x01(\v2-.nri.pkg.api.v1alpha1.RemovePodSandboxRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"f\n" +
 	"\x18RemovePodSandboxResponse\x12J\n" +
-	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.RemovePodSandboxResponseR\bresponse\"\xa2\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2..nri.pkg.api.v1alpha1.RemovePodSandboxResponseR\bresponse\"\xc7\x01\n" +
 	"\x16CreateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12F\n" +
 	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.CreateContainerRequestR\arequest\x12 \n" +
 	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
-	"timeLeftMs\"d\n" +
+	"timeLeftMs\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"\x8f\x01\n" +
 	"\x17CreateContainerResponse\x12I\n" +
-	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.CreateContainerResponseR\bresponse\"\x88\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.CreateContainerResponseR\bresponse\x12)\n" +
+	"\x05merge\x18\n" +
+	" \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\xad\x01\n" +
 	"\x1aPostCreateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12J\n" +
-	"\arequest\x18\x02 \x01(\v20.nri.pkg.api.v1alpha1.PostCreateContainerRequestR\arequest\"l\n" +
+	"\arequest\x18\x02 \x01(\v20.nri.pkg.api.v1alpha1.PostCreateContainerRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"l\n" +
 	"\x1bPostCreateContainerResponse\x12M\n" +
-	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostCreateContainerResponseR\bresponse\"\xa0\x01\n" +
+	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostCreateContainerResponseR\bresponse\"\xc5\x01\n" +
 	"\x15StartContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12E\n" +
 	"\arequest\x18\x02 \x01(\v2+.nri.pkg.api.v1alpha1.StartContainerRequestR\arequest\x12 \n" +
 	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
-	"timeLeftMs\"b\n" +
+	"timeLeftMs\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"b\n" +
 	"\x16StartContainerResponse\x12H\n" +
-	"\bresponse\x18\x01 \x01(\v2,.nri.pkg.api.v1alpha1.StartContainerResponseR\bresponse\"\x86\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2,.nri.pkg.api.v1alpha1.StartContainerResponseR\bresponse\"\xab\x01\n" +
 	"\x19PostStartContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12I\n" +
-	"\arequest\x18\x02 \x01(\v2/.nri.pkg.api.v1alpha1.PostStartContainerRequestR\arequest\"j\n" +
+	"\arequest\x18\x02 \x01(\v2/.nri.pkg.api.v1alpha1.PostStartContainerRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"j\n" +
 	"\x1aPostStartContainerResponse\x12L\n" +
-	"\bresponse\x18\x01 \x01(\v20.nri.pkg.api.v1alpha1.PostStartContainerResponseR\bresponse\"\xa2\x01\n" +
+	"\bresponse\x18\x01 \x01(\v20.nri.pkg.api.v1alpha1.PostStartContainerResponseR\bresponse\"\xc7\x01\n" +
 	"\x16UpdateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12F\n" +
 	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.UpdateContainerRequestR\arequest\x12 \n" +
 	"\ftime_left_ms\x18\x03 \x01(\x03R\n" +
-	"timeLeftMs\"d\n" +
+	"timeLeftMs\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"\x8f\x01\n" +
 	"\x17UpdateContainerResponse\x12I\n" +
-	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.UpdateContainerResponseR\bresponse\"\x88\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.UpdateContainerResponseR\bresponse\x12)\n" +
+	"\x05merge\x18\n" +
+	" \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\xad\x01\n" +
 	"\x1aPostUpdateContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12J\n" +
-	"\arequest\x18\x02 \x01(\v20.nri.pkg.api.v1alpha1.PostUpdateContainerRequestR\arequest\"l\n" +
+	"\arequest\x18\x02 \x01(\v20.nri.pkg.api.v1alpha1.PostUpdateContainerRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"l\n" +
 	"\x1bPostUpdateContainerResponse\x12M\n" +
-	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostUpdateContainerResponseR\bresponse\"|\n" +
+	"\bresponse\x18\x01 \x01(\v21.nri.pkg.api.v1alpha1.PostUpdateContainerResponseR\bresponse\"\xa1\x01\n" +
 	"\x14StopContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12D\n" +
-	"\arequest\x18\x02 \x01(\v2*.nri.pkg.api.v1alpha1.StopContainerRequestR\arequest\"`\n" +
+	"\arequest\x18\x02 \x01(\v2*.nri.pkg.api.v1alpha1.StopContainerRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"\x8b\x01\n" +
 	"\x15StopContainerResponse\x12G\n" +
-	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.StopContainerResponseR\bresponse\"\x80\x01\n" +
+	"\bresponse\x18\x01 \x01(\v2+.nri.pkg.api.v1alpha1.StopContainerResponseR\bresponse\x12)\n" +
+	"\x05merge\x18\n" +
+	" \x01(\v2\x13.crisp.nri.v1.MergeR\x05merge\"\xa5\x01\n" +
 	"\x16RemoveContainerRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12F\n" +
-	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.RemoveContainerRequestR\arequest\"d\n" +
+	"\arequest\x18\x02 \x01(\v2,.nri.pkg.api.v1alpha1.RemoveContainerRequestR\arequest\x12#\n" +
+	"\x03leg\x18\n" +
+	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"d\n" +
 	"\x17RemoveContainerResponse\x12I\n" +
-	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\xef\v\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\xba\f\n" +
 	"\n" +
 	"HubService\x12J\n" +
 	"\aConnect\x12\x1c.crisp.nri.v1.ConnectRequest\x1a\x1d.crisp.nri.v1.ConnectResponse(\x010\x01\x12L\n" +
 	"\tGetStatus\x12\x1e.crisp.nri.v1.GetStatusRequest\x1a\x1f.crisp.nri.v1.GetStatusResponse\x12C\n" +
-	"\x06DryRun\x12\x1b.crisp.nri.v1.DryRunRequest\x1a\x1c.crisp.nri.v1.DryRunResponse\x12X\n" +
+	"\x06DryRun\x12\x1b.crisp.nri.v1.DryRunRequest\x1a\x1c.crisp.nri.v1.DryRunResponse\x12I\n" +
+	"\bConclude\x12\x1d.crisp.nri.v1.ConcludeRequest\x1a\x1e.crisp.nri.v1.ConcludeResponse\x12X\n" +
 	"\rRunPodSandbox\x12\".crisp.nri.v1.RunPodSandboxRequest\x1a#.crisp.nri.v1.RunPodSandboxResponse\x12a\n" +
 	"\x10UpdatePodSandbox\x12%.crisp.nri.v1.UpdatePodSandboxRequest\x1a&.crisp.nri.v1.UpdatePodSandboxResponse\x12m\n" +
 	"\x14PostUpdatePodSandbox\x12).crisp.nri.v1.PostUpdatePodSandboxRequest\x1a*.crisp.nri.v1.PostUpdatePodSandboxResponse\x12[\n" +
@@ -2951,7 +3514,7 @@ func file_crisp_nri_v1_hub_service_proto_rawDescGZIP() []byte {
 	return file_crisp_nri_v1_hub_service_proto_rawDescData
 }
 
-var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*ConnectRequest)(nil),                   // 0: crisp.nri.v1.ConnectRequest
 	(*Hello)(nil),                            // 1: crisp.nri.v1.Hello
@@ -2959,157 +3522,196 @@ var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*UpdateResult)(nil),                     // 3: crisp.nri.v1.UpdateResult
 	(*ConnectResponse)(nil),                  // 4: crisp.nri.v1.ConnectResponse
 	(*HubState)(nil),                         // 5: crisp.nri.v1.HubState
-	(*Guard)(nil),                            // 6: crisp.nri.v1.Guard
-	(*InventoryRequest)(nil),                 // 7: crisp.nri.v1.InventoryRequest
-	(*UpdateRequest)(nil),                    // 8: crisp.nri.v1.UpdateRequest
-	(*GetStatusRequest)(nil),                 // 9: crisp.nri.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),                // 10: crisp.nri.v1.GetStatusResponse
-	(*PluginStatus)(nil),                     // 11: crisp.nri.v1.PluginStatus
-	(*DryRunRequest)(nil),                    // 12: crisp.nri.v1.DryRunRequest
-	(*DryRunResponse)(nil),                   // 13: crisp.nri.v1.DryRunResponse
-	(*PluginChange)(nil),                     // 14: crisp.nri.v1.PluginChange
-	(*RunPodSandboxRequest)(nil),             // 15: crisp.nri.v1.RunPodSandboxRequest
-	(*RunPodSandboxResponse)(nil),            // 16: crisp.nri.v1.RunPodSandboxResponse
-	(*UpdatePodSandboxRequest)(nil),          // 17: crisp.nri.v1.UpdatePodSandboxRequest
-	(*UpdatePodSandboxResponse)(nil),         // 18: crisp.nri.v1.UpdatePodSandboxResponse
-	(*PostUpdatePodSandboxRequest)(nil),      // 19: crisp.nri.v1.PostUpdatePodSandboxRequest
-	(*PostUpdatePodSandboxResponse)(nil),     // 20: crisp.nri.v1.PostUpdatePodSandboxResponse
-	(*StopPodSandboxRequest)(nil),            // 21: crisp.nri.v1.StopPodSandboxRequest
-	(*StopPodSandboxResponse)(nil),           // 22: crisp.nri.v1.StopPodSandboxResponse
-	(*RemovePodSandboxRequest)(nil),          // 23: crisp.nri.v1.RemovePodSandboxRequest
-	(*RemovePodSandboxResponse)(nil),         // 24: crisp.nri.v1.RemovePodSandboxResponse
-	(*CreateContainerRequest)(nil),           // 25: crisp.nri.v1.CreateContainerRequest
-	(*CreateContainerResponse)(nil),          // 26: crisp.nri.v1.CreateContainerResponse
-	(*PostCreateContainerRequest)(nil),       // 27: crisp.nri.v1.PostCreateContainerRequest
-	(*PostCreateContainerResponse)(nil),      // 28: crisp.nri.v1.PostCreateContainerResponse
-	(*StartContainerRequest)(nil),            // 29: crisp.nri.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 30: crisp.nri.v1.StartContainerResponse
-	(*PostStartContainerRequest)(nil),        // 31: crisp.nri.v1.PostStartContainerRequest
-	(*PostStartContainerResponse)(nil),       // 32: crisp.nri.v1.PostStartContainerResponse
-	(*UpdateContainerRequest)(nil),           // 33: crisp.nri.v1.UpdateContainerRequest
-	(*UpdateContainerResponse)(nil),          // 34: crisp.nri.v1.UpdateContainerResponse
-	(*PostUpdateContainerRequest)(nil),       // 35: crisp.nri.v1.PostUpdateContainerRequest
-	(*PostUpdateContainerResponse)(nil),      // 36: crisp.nri.v1.PostUpdateContainerResponse
-	(*StopContainerRequest)(nil),             // 37: crisp.nri.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 38: crisp.nri.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 39: crisp.nri.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 40: crisp.nri.v1.RemoveContainerResponse
-	nil,                                      // 41: crisp.nri.v1.Guard.LabelsEntry
-	nil,                                      // 42: crisp.nri.v1.Guard.AnnotationsEntry
-	(*api.PodSandbox)(nil),                   // 43: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 44: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerUpdate)(nil),              // 45: nri.pkg.api.v1alpha1.ContainerUpdate
-	(*api.ContainerEviction)(nil),            // 46: nri.pkg.api.v1alpha1.ContainerEviction
-	(*api.CreateContainerResponse)(nil),      // 47: nri.pkg.api.v1alpha1.CreateContainerResponse
-	(*api.RunPodSandboxRequest)(nil),         // 48: nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	(*api.RunPodSandboxResponse)(nil),        // 49: nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	(*api.UpdatePodSandboxRequest)(nil),      // 50: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	(*api.UpdatePodSandboxResponse)(nil),     // 51: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	(*api.PostUpdatePodSandboxRequest)(nil),  // 52: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	(*api.PostUpdatePodSandboxResponse)(nil), // 53: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	(*api.StopPodSandboxRequest)(nil),        // 54: nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	(*api.StopPodSandboxResponse)(nil),       // 55: nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	(*api.RemovePodSandboxRequest)(nil),      // 56: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	(*api.RemovePodSandboxResponse)(nil),     // 57: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	(*api.CreateContainerRequest)(nil),       // 58: nri.pkg.api.v1alpha1.CreateContainerRequest
-	(*api.PostCreateContainerRequest)(nil),   // 59: nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	(*api.PostCreateContainerResponse)(nil),  // 60: nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	(*api.StartContainerRequest)(nil),        // 61: nri.pkg.api.v1alpha1.StartContainerRequest
-	(*api.StartContainerResponse)(nil),       // 62: nri.pkg.api.v1alpha1.StartContainerResponse
-	(*api.PostStartContainerRequest)(nil),    // 63: nri.pkg.api.v1alpha1.PostStartContainerRequest
-	(*api.PostStartContainerResponse)(nil),   // 64: nri.pkg.api.v1alpha1.PostStartContainerResponse
-	(*api.UpdateContainerRequest)(nil),       // 65: nri.pkg.api.v1alpha1.UpdateContainerRequest
-	(*api.UpdateContainerResponse)(nil),      // 66: nri.pkg.api.v1alpha1.UpdateContainerResponse
-	(*api.PostUpdateContainerRequest)(nil),   // 67: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	(*api.PostUpdateContainerResponse)(nil),  // 68: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	(*api.StopContainerRequest)(nil),         // 69: nri.pkg.api.v1alpha1.StopContainerRequest
-	(*api.StopContainerResponse)(nil),        // 70: nri.pkg.api.v1alpha1.StopContainerResponse
-	(*api.RemoveContainerRequest)(nil),       // 71: nri.pkg.api.v1alpha1.RemoveContainerRequest
-	(*api.RemoveContainerResponse)(nil),      // 72: nri.pkg.api.v1alpha1.RemoveContainerResponse
+	(*PluginRef)(nil),                        // 6: crisp.nri.v1.PluginRef
+	(*Leg)(nil),                              // 7: crisp.nri.v1.Leg
+	(*Merge)(nil),                            // 8: crisp.nri.v1.Merge
+	(*ConcludeRequest)(nil),                  // 9: crisp.nri.v1.ConcludeRequest
+	(*ConcludeResponse)(nil),                 // 10: crisp.nri.v1.ConcludeResponse
+	(*Guard)(nil),                            // 11: crisp.nri.v1.Guard
+	(*InventoryRequest)(nil),                 // 12: crisp.nri.v1.InventoryRequest
+	(*UpdateRequest)(nil),                    // 13: crisp.nri.v1.UpdateRequest
+	(*GetStatusRequest)(nil),                 // 14: crisp.nri.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),                // 15: crisp.nri.v1.GetStatusResponse
+	(*PluginStatus)(nil),                     // 16: crisp.nri.v1.PluginStatus
+	(*DryRunRequest)(nil),                    // 17: crisp.nri.v1.DryRunRequest
+	(*DryRunResponse)(nil),                   // 18: crisp.nri.v1.DryRunResponse
+	(*PluginChange)(nil),                     // 19: crisp.nri.v1.PluginChange
+	(*RunPodSandboxRequest)(nil),             // 20: crisp.nri.v1.RunPodSandboxRequest
+	(*RunPodSandboxResponse)(nil),            // 21: crisp.nri.v1.RunPodSandboxResponse
+	(*UpdatePodSandboxRequest)(nil),          // 22: crisp.nri.v1.UpdatePodSandboxRequest
+	(*UpdatePodSandboxResponse)(nil),         // 23: crisp.nri.v1.UpdatePodSandboxResponse
+	(*PostUpdatePodSandboxRequest)(nil),      // 24: crisp.nri.v1.PostUpdatePodSandboxRequest
+	(*PostUpdatePodSandboxResponse)(nil),     // 25: crisp.nri.v1.PostUpdatePodSandboxResponse
+	(*StopPodSandboxRequest)(nil),            // 26: crisp.nri.v1.StopPodSandboxRequest
+	(*StopPodSandboxResponse)(nil),           // 27: crisp.nri.v1.StopPodSandboxResponse
+	(*RemovePodSandboxRequest)(nil),          // 28: crisp.nri.v1.RemovePodSandboxRequest
+	(*RemovePodSandboxResponse)(nil),         // 29: crisp.nri.v1.RemovePodSandboxResponse
+	(*CreateContainerRequest)(nil),           // 30: crisp.nri.v1.CreateContainerRequest
+	(*CreateContainerResponse)(nil),          // 31: crisp.nri.v1.CreateContainerResponse
+	(*PostCreateContainerRequest)(nil),       // 32: crisp.nri.v1.PostCreateContainerRequest
+	(*PostCreateContainerResponse)(nil),      // 33: crisp.nri.v1.PostCreateContainerResponse
+	(*StartContainerRequest)(nil),            // 34: crisp.nri.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 35: crisp.nri.v1.StartContainerResponse
+	(*PostStartContainerRequest)(nil),        // 36: crisp.nri.v1.PostStartContainerRequest
+	(*PostStartContainerResponse)(nil),       // 37: crisp.nri.v1.PostStartContainerResponse
+	(*UpdateContainerRequest)(nil),           // 38: crisp.nri.v1.UpdateContainerRequest
+	(*UpdateContainerResponse)(nil),          // 39: crisp.nri.v1.UpdateContainerResponse
+	(*PostUpdateContainerRequest)(nil),       // 40: crisp.nri.v1.PostUpdateContainerRequest
+	(*PostUpdateContainerResponse)(nil),      // 41: crisp.nri.v1.PostUpdateContainerResponse
+	(*StopContainerRequest)(nil),             // 42: crisp.nri.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 43: crisp.nri.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 44: crisp.nri.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 45: crisp.nri.v1.RemoveContainerResponse
+	nil,                                      // 46: crisp.nri.v1.Guard.LabelsEntry
+	nil,                                      // 47: crisp.nri.v1.Guard.AnnotationsEntry
+	(*api.PodSandbox)(nil),                   // 48: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 49: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerUpdate)(nil),              // 50: nri.pkg.api.v1alpha1.ContainerUpdate
+	(*api.ContainerAdjustment)(nil),          // 51: nri.pkg.api.v1alpha1.ContainerAdjustment
+	(*api.OwningPlugins)(nil),                // 52: nri.pkg.api.v1alpha1.OwningPlugins
+	(*api.ContainerEviction)(nil),            // 53: nri.pkg.api.v1alpha1.ContainerEviction
+	(*api.PluginInstance)(nil),               // 54: nri.pkg.api.v1alpha1.PluginInstance
+	(*api.CreateContainerResponse)(nil),      // 55: nri.pkg.api.v1alpha1.CreateContainerResponse
+	(*api.RunPodSandboxRequest)(nil),         // 56: nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	(*api.RunPodSandboxResponse)(nil),        // 57: nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	(*api.UpdatePodSandboxRequest)(nil),      // 58: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	(*api.UpdatePodSandboxResponse)(nil),     // 59: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	(*api.PostUpdatePodSandboxRequest)(nil),  // 60: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	(*api.PostUpdatePodSandboxResponse)(nil), // 61: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	(*api.StopPodSandboxRequest)(nil),        // 62: nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	(*api.StopPodSandboxResponse)(nil),       // 63: nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	(*api.RemovePodSandboxRequest)(nil),      // 64: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	(*api.RemovePodSandboxResponse)(nil),     // 65: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	(*api.CreateContainerRequest)(nil),       // 66: nri.pkg.api.v1alpha1.CreateContainerRequest
+	(*api.PostCreateContainerRequest)(nil),   // 67: nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	(*api.PostCreateContainerResponse)(nil),  // 68: nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	(*api.StartContainerRequest)(nil),        // 69: nri.pkg.api.v1alpha1.StartContainerRequest
+	(*api.StartContainerResponse)(nil),       // 70: nri.pkg.api.v1alpha1.StartContainerResponse
+	(*api.PostStartContainerRequest)(nil),    // 71: nri.pkg.api.v1alpha1.PostStartContainerRequest
+	(*api.PostStartContainerResponse)(nil),   // 72: nri.pkg.api.v1alpha1.PostStartContainerResponse
+	(*api.UpdateContainerRequest)(nil),       // 73: nri.pkg.api.v1alpha1.UpdateContainerRequest
+	(*api.UpdateContainerResponse)(nil),      // 74: nri.pkg.api.v1alpha1.UpdateContainerResponse
+	(*api.PostUpdateContainerRequest)(nil),   // 75: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	(*api.PostUpdateContainerResponse)(nil),  // 76: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	(*api.StopContainerRequest)(nil),         // 77: nri.pkg.api.v1alpha1.StopContainerRequest
+	(*api.StopContainerResponse)(nil),        // 78: nri.pkg.api.v1alpha1.StopContainerResponse
+	(*api.RemoveContainerRequest)(nil),       // 79: nri.pkg.api.v1alpha1.RemoveContainerRequest
+	(*api.RemoveContainerResponse)(nil),      // 80: nri.pkg.api.v1alpha1.RemoveContainerResponse
 }
 var file_crisp_nri_v1_hub_service_proto_depIdxs = []int32{
 	1,  // 0: crisp.nri.v1.ConnectRequest.hello:type_name -> crisp.nri.v1.Hello
 	2,  // 1: crisp.nri.v1.ConnectRequest.inventory:type_name -> crisp.nri.v1.InventoryChunk
 	3,  // 2: crisp.nri.v1.ConnectRequest.update_result:type_name -> crisp.nri.v1.UpdateResult
-	43, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	45, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	48, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	49, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	50, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
 	5,  // 6: crisp.nri.v1.ConnectResponse.state:type_name -> crisp.nri.v1.HubState
-	7,  // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
-	8,  // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
-	6,  // 9: crisp.nri.v1.HubState.guards:type_name -> crisp.nri.v1.Guard
-	41, // 10: crisp.nri.v1.Guard.labels:type_name -> crisp.nri.v1.Guard.LabelsEntry
-	42, // 11: crisp.nri.v1.Guard.annotations:type_name -> crisp.nri.v1.Guard.AnnotationsEntry
-	45, // 12: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	46, // 13: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
-	11, // 14: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
-	43, // 15: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	44, // 16: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
-	47, // 17: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	14, // 18: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
-	48, // 19: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	49, // 20: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	50, // 21: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	51, // 22: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	52, // 23: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	53, // 24: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	54, // 25: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	55, // 26: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	56, // 27: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	57, // 28: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	58, // 29: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
-	47, // 30: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	59, // 31: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	60, // 32: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	61, // 33: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
-	62, // 34: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
-	63, // 35: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
-	64, // 36: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
-	65, // 37: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
-	66, // 38: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
-	67, // 39: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	68, // 40: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	69, // 41: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
-	70, // 42: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
-	71, // 43: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
-	72, // 44: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
-	0,  // 45: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
-	9,  // 46: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
-	12, // 47: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
-	15, // 48: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
-	17, // 49: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
-	19, // 50: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
-	21, // 51: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
-	23, // 52: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
-	25, // 53: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
-	27, // 54: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
-	29, // 55: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
-	31, // 56: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
-	33, // 57: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
-	35, // 58: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
-	37, // 59: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
-	39, // 60: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
-	4,  // 61: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
-	10, // 62: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
-	13, // 63: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
-	16, // 64: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
-	18, // 65: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
-	20, // 66: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
-	22, // 67: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
-	24, // 68: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
-	26, // 69: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
-	28, // 70: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
-	30, // 71: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
-	32, // 72: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
-	34, // 73: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
-	36, // 74: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
-	38, // 75: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
-	40, // 76: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
-	61, // [61:77] is the sub-list for method output_type
-	45, // [45:61] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	12, // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
+	13, // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
+	11, // 9: crisp.nri.v1.HubState.guards:type_name -> crisp.nri.v1.Guard
+	6,  // 10: crisp.nri.v1.HubState.plugins:type_name -> crisp.nri.v1.PluginRef
+	8,  // 11: crisp.nri.v1.Leg.merge:type_name -> crisp.nri.v1.Merge
+	49, // 12: crisp.nri.v1.Merge.container:type_name -> nri.pkg.api.v1alpha1.Container
+	51, // 13: crisp.nri.v1.Merge.adjust:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
+	52, // 14: crisp.nri.v1.Merge.owners:type_name -> nri.pkg.api.v1alpha1.OwningPlugins
+	50, // 15: crisp.nri.v1.Merge.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	53, // 16: crisp.nri.v1.Merge.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	50, // 17: crisp.nri.v1.Merge.update:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	54, // 18: crisp.nri.v1.Merge.consulted:type_name -> nri.pkg.api.v1alpha1.PluginInstance
+	48, // 19: crisp.nri.v1.ConcludeRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	49, // 20: crisp.nri.v1.ConcludeRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	8,  // 21: crisp.nri.v1.ConcludeRequest.merge:type_name -> crisp.nri.v1.Merge
+	46, // 22: crisp.nri.v1.Guard.labels:type_name -> crisp.nri.v1.Guard.LabelsEntry
+	47, // 23: crisp.nri.v1.Guard.annotations:type_name -> crisp.nri.v1.Guard.AnnotationsEntry
+	50, // 24: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	53, // 25: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	16, // 26: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
+	48, // 27: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	49, // 28: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	55, // 29: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	19, // 30: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
+	56, // 31: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	7,  // 32: crisp.nri.v1.RunPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	57, // 33: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	8,  // 34: crisp.nri.v1.RunPodSandboxResponse.merge:type_name -> crisp.nri.v1.Merge
+	58, // 35: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	7,  // 36: crisp.nri.v1.UpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	59, // 37: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	60, // 38: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	7,  // 39: crisp.nri.v1.PostUpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	61, // 40: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	62, // 41: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	7,  // 42: crisp.nri.v1.StopPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	63, // 43: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	64, // 44: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	7,  // 45: crisp.nri.v1.RemovePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	65, // 46: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	66, // 47: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
+	7,  // 48: crisp.nri.v1.CreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	55, // 49: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	8,  // 50: crisp.nri.v1.CreateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	67, // 51: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	7,  // 52: crisp.nri.v1.PostCreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	68, // 53: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	69, // 54: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
+	7,  // 55: crisp.nri.v1.StartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	70, // 56: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
+	71, // 57: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
+	7,  // 58: crisp.nri.v1.PostStartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	72, // 59: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
+	73, // 60: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
+	7,  // 61: crisp.nri.v1.UpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	74, // 62: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
+	8,  // 63: crisp.nri.v1.UpdateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	75, // 64: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	7,  // 65: crisp.nri.v1.PostUpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	76, // 66: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	77, // 67: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
+	7,  // 68: crisp.nri.v1.StopContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	78, // 69: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
+	8,  // 70: crisp.nri.v1.StopContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	79, // 71: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
+	7,  // 72: crisp.nri.v1.RemoveContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	80, // 73: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
+	0,  // 74: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
+	14, // 75: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
+	17, // 76: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
+	9,  // 77: crisp.nri.v1.HubService.Conclude:input_type -> crisp.nri.v1.ConcludeRequest
+	20, // 78: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
+	22, // 79: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
+	24, // 80: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
+	26, // 81: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
+	28, // 82: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
+	30, // 83: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
+	32, // 84: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
+	34, // 85: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
+	36, // 86: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
+	38, // 87: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
+	40, // 88: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
+	42, // 89: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
+	44, // 90: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
+	4,  // 91: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
+	15, // 92: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
+	18, // 93: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
+	10, // 94: crisp.nri.v1.HubService.Conclude:output_type -> crisp.nri.v1.ConcludeResponse
+	21, // 95: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
+	23, // 96: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
+	25, // 97: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
+	27, // 98: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
+	29, // 99: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
+	31, // 100: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
+	33, // 101: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
+	35, // 102: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
+	37, // 103: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
+	39, // 104: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
+	41, // 105: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
+	43, // 106: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
+	45, // 107: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
+	91, // [91:108] is the sub-list for method output_type
+	74, // [74:91] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_crisp_nri_v1_hub_service_proto_init() }
@@ -3127,14 +3729,14 @@ func file_crisp_nri_v1_hub_service_proto_init() {
 		(*ConnectResponse_InventoryRequest)(nil),
 		(*ConnectResponse_UpdateRequest)(nil),
 	}
-	file_crisp_nri_v1_hub_service_proto_msgTypes[11].OneofWrappers = []any{}
+	file_crisp_nri_v1_hub_service_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_nri_v1_hub_service_proto_rawDesc), len(file_crisp_nri_v1_hub_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

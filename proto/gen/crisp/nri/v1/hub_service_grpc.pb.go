@@ -22,6 +22,7 @@ const (
 	HubService_Connect_FullMethodName              = "/crisp.nri.v1.HubService/Connect"
 	HubService_GetStatus_FullMethodName            = "/crisp.nri.v1.HubService/GetStatus"
 	HubService_DryRun_FullMethodName               = "/crisp.nri.v1.HubService/DryRun"
+	HubService_Conclude_FullMethodName             = "/crisp.nri.v1.HubService/Conclude"
 	HubService_RunPodSandbox_FullMethodName        = "/crisp.nri.v1.HubService/RunPodSandbox"
 	HubService_UpdatePodSandbox_FullMethodName     = "/crisp.nri.v1.HubService/UpdatePodSandbox"
 	HubService_PostUpdatePodSandbox_FullMethodName = "/crisp.nri.v1.HubService/PostUpdatePodSandbox"
@@ -60,6 +61,10 @@ type HubServiceClient interface {
 	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
 	// gateway for it.
 	DryRun(ctx context.Context, in *DryRunRequest, opts ...grpc.CallOption) (*DryRunResponse, error)
+	// Conclude checks what the plugins of several hubs have made of a request, against the
+	// hub's required plugins and its validators. FailedPrecondition if one of them refuses.
+	// It may be repeated.
+	Conclude(ctx context.Context, in *ConcludeRequest, opts ...grpc.CallOption) (*ConcludeResponse, error)
 	// RunPodSandbox tells the plugins of a pod that is about to become READY.
 	RunPodSandbox(ctx context.Context, in *RunPodSandboxRequest, opts ...grpc.CallOption) (*RunPodSandboxResponse, error)
 	// UpdatePodSandbox tells the plugins of new pod-level resources, before the change.
@@ -125,6 +130,16 @@ func (c *hubServiceClient) DryRun(ctx context.Context, in *DryRunRequest, opts .
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DryRunResponse)
 	err := c.cc.Invoke(ctx, HubService_DryRun_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hubServiceClient) Conclude(ctx context.Context, in *ConcludeRequest, opts ...grpc.CallOption) (*ConcludeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConcludeResponse)
+	err := c.cc.Invoke(ctx, HubService_Conclude_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -284,6 +299,10 @@ type HubServiceServer interface {
 	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
 	// gateway for it.
 	DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error)
+	// Conclude checks what the plugins of several hubs have made of a request, against the
+	// hub's required plugins and its validators. FailedPrecondition if one of them refuses.
+	// It may be repeated.
+	Conclude(context.Context, *ConcludeRequest) (*ConcludeResponse, error)
 	// RunPodSandbox tells the plugins of a pod that is about to become READY.
 	RunPodSandbox(context.Context, *RunPodSandboxRequest) (*RunPodSandboxResponse, error)
 	// UpdatePodSandbox tells the plugins of new pod-level resources, before the change.
@@ -330,6 +349,9 @@ func (UnimplementedHubServiceServer) GetStatus(context.Context, *GetStatusReques
 }
 func (UnimplementedHubServiceServer) DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DryRun not implemented")
+}
+func (UnimplementedHubServiceServer) Conclude(context.Context, *ConcludeRequest) (*ConcludeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Conclude not implemented")
 }
 func (UnimplementedHubServiceServer) RunPodSandbox(context.Context, *RunPodSandboxRequest) (*RunPodSandboxResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RunPodSandbox not implemented")
@@ -430,6 +452,24 @@ func _HubService_DryRun_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HubServiceServer).DryRun(ctx, req.(*DryRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HubService_Conclude_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConcludeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HubServiceServer).Conclude(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HubService_Conclude_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HubServiceServer).Conclude(ctx, req.(*ConcludeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -682,6 +722,10 @@ var HubService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DryRun",
 			Handler:    _HubService_DryRun_Handler,
+		},
+		{
+			MethodName: "Conclude",
+			Handler:    _HubService_Conclude_Handler,
 		},
 		{
 			MethodName: "RunPodSandbox",

@@ -1,0 +1,83 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/adjust"
+)
+
+// Leg is this hub's part of a request whose plugins are spread over several hubs. What
+// comes of the part is put into it. Required plugins and validators are not asked for
+// before Conclude.
+type Leg struct {
+	// After and Last are full names: the plugins of the part stand behind the one and up to
+	// the other. An empty one is no limit.
+	After, Last string
+	// State is what the plugins have made of the request, before the call those of the
+	// parts before.
+	State     adjust.State
+	Consulted []*nri.PluginInstance
+}
+
+type legKey struct{}
+
+// WithLeg makes a request a part of one over several hubs; nil leaves it whole.
+func WithLeg(ctx context.Context, l *Leg) context.Context {
+	if l == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, legKey{}, l)
+}
+
+func legOf(ctx context.Context) *Leg {
+	l, _ := ctx.Value(legKey{}).(*Leg)
+	return l
+}
+
+// within leaves of the plugins, which are in the order of calls, those of the part.
+func (l *Leg) within(members []*member) []*member {
+	if l == nil {
+		return members
+	}
+	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool {
+		name := m.info.ID.String()
+		return name <= l.After || l.Last != "" && name > l.Last
+	})
+}
+
+// Conclude checks what the plugins of several hubs have made of a request: those that this
+// hub requires have taken part, and its validators agree. container is nil for a request
+// about a pod, which has no validators.
+func (h *Hub) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all Leg) error {
+	names, err := h.cfg.Required.For(pod, container.GetName())
+	if err != nil {
+		return fmt.Errorf("pod %s/%s: %w: %w", pod.GetNamespace(), pod.GetName(), err, errdefs.ErrInvalidArgument)
+	}
+	if err := tookPart(names, all.Consulted); err != nil {
+		return err
+	}
+	if container == nil {
+		return nil
+	}
+	req := &nri.CreateContainerRequest{Pod: pod, Container: container}
+	r := &request{event: nri.Event_CREATE_CONTAINER, pod: pod, container: container}
+	return h.validate(ctx, r, adjust.ResumeCreate(req, all.State).Validation(all.Consulted))
+}
+
+// tookPart returns an error that names a plugin which is missing among the consulted.
+func tookPart(names []string, consulted []*nri.PluginInstance) error {
+	for _, name := range names {
+		there := slices.ContainsFunc(consulted, func(p *nri.PluginInstance) bool {
+			return ID{Index: p.GetIndex(), Name: p.GetName()}.Matches(name)
+		})
+		if !there {
+			return absent(name)
+		}
+	}
+	return nil
+}
