@@ -34,7 +34,7 @@ func layers() map[string]map[string]layer {
 			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
 			"reserve": adapter, "rootfs": adapter,
 			"shim": adapter, "stats": adapter, "store": adapter,
-			"crilog": domain, "criview": domain, "engine": domain, "layerusage": domain, "pod": domain, "podmetrics": domain,
+			"checkpoint": domain, "crilog": domain, "criview": domain, "engine": domain, "layerusage": domain, "pod": domain, "podmetrics": domain,
 			"crispshim": wiring, // a program of its own, with its parts below it
 		},
 		"nri-hub": {
@@ -144,7 +144,7 @@ func TestImportsInsideTheEnginePointDownwards(t *testing.T) {
 	floors := map[string]int{
 		"port": 1, "event": 1, "work": 1,
 		"table": 2,
-		"view":  3, "task": 3, "exec": 3,
+		"view":  3, "task": 3, "exec": 3, "capture": 3,
 		"container": 4, "sandbox": 5,
 		"": 6,
 	}

@@ -40,7 +40,8 @@ func limitOf(method string, req any) time.Duration {
 		return sandboxLimit
 	case imagev1.ImageService_PullImage_FullMethodName:
 		return unlimited
-	case containerv1.ContainerService_StopContainer_FullMethodName, containerv1.ContainerService_ExecSync_FullMethodName:
+	case containerv1.ContainerService_StopContainer_FullMethodName, containerv1.ContainerService_ExecSync_FullMethodName,
+		containerv1.ContainerService_CheckpointContainer_FullMethodName, sandboxv1.SandboxService_CheckpointSandbox_FullMethodName:
 		return ownTimeout(req)
 	}
 	return usualLimit
@@ -56,6 +57,13 @@ func ownTimeout(req any) time.Duration {
 			return timeout + margin
 		}
 		return unlimited
+	case *containerv1.CheckpointContainerRequest:
+		if r.GetTimeout() == nil {
+			return unlimited // sandboxd has a limit for it
+		}
+		return seconds(r.GetTimeout().GetSeconds()) + margin
+	case *sandboxv1.CheckpointSandboxRequest:
+		return seconds(r.GetTimeout().GetSeconds()) + margin
 	}
 	return usualLimit
 }

@@ -20,11 +20,12 @@ func (s *Sequences) CreateContainer(ctx context.Context, req *criv1.CreateContai
 	m := req.GetConfig().GetMetadata()
 	key := fmt.Sprintf("%s/%s/%d", req.GetPodSandboxId(), m.GetName(), m.GetAttempt())
 	return operation.Do(ctx, s.ops, s.spec("create_container", key, req), func(ctx context.Context) (string, error) {
-		return s.createContainer(ctx, req)
+		return s.makeContainer(ctx, req, "")
 	})
 }
 
-func (s *Sequences) createContainer(ctx context.Context, req *criv1.CreateContainerRequest) (id string, err error) {
+// makeContainer makes a container, from the folder of a checkpoint if there is one.
+func (s *Sequences) makeContainer(ctx context.Context, req *criv1.CreateContainerRequest, checkpoint string) (id string, err error) {
 	ctx, end := s.hub.Begin(ctx)
 	defer end()
 	token, err := s.session.Token(ctx)
@@ -36,6 +37,8 @@ func (s *Sequences) createContainer(ctx context.Context, req *criv1.CreateContai
 		SandboxId:     req.GetPodSandboxId(),
 		Config:        req.GetConfig(),
 		SandboxConfig: req.GetSandboxConfig(),
+
+		CheckpointPath: checkpoint,
 	})
 	if err != nil {
 		return "", fmt.Errorf("prepare container in sandbox %s: %w", req.GetPodSandboxId(), err)

@@ -23,12 +23,18 @@ func (s *Sequences) RunPodSandbox(ctx context.Context, req *criv1.RunPodSandboxR
 	})
 }
 
-func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxRequest) (id string, err error) {
+func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxRequest) (string, error) {
+	id, _, err := s.makePodSandbox(ctx, req)
+	return id, err
+}
+
+// makePodSandbox makes a sandbox, or finds the one that a request like this made before.
+func (s *Sequences) makePodSandbox(ctx context.Context, req *criv1.RunPodSandboxRequest) (id string, existing bool, err error) {
 	ctx, end := s.hub.Begin(ctx)
 	defer end()
 	token, err := s.session.Token(ctx)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	prepared, err := s.sandboxes.PrepareSandbox(ctx, &sandboxv1.PrepareSandboxRequest{
 		SessionToken:   token,
@@ -36,11 +42,11 @@ func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxR
 		RuntimeHandler: req.GetRuntimeHandler(),
 	})
 	if err != nil {
-		return "", fmt.Errorf("prepare sandbox: %w", err)
+		return "", false, fmt.Errorf("prepare sandbox: %w", err)
 	}
 	id = prepared.GetSandboxId()
 	if prepared.GetExisting() {
-		return id, nil
+		return id, true, nil
 	}
 	defer func() {
 		if err != nil {
@@ -48,16 +54,16 @@ func (s *Sequences) runPodSandbox(ctx context.Context, req *criv1.RunPodSandboxR
 		}
 	}()
 	if err := s.hub.Notify(ctx, nri.Event_RUN_POD_SANDBOX, prepared.GetPod(), nil); err != nil {
-		return "", fmt.Errorf("sandbox %s: plugins: %w", id, err)
+		return "", false, fmt.Errorf("sandbox %s: plugins: %w", id, err)
 	}
 	err = s.commit(ctx, func(token string) error {
 		_, err := s.sandboxes.CommitSandbox(ctx, &sandboxv1.CommitSandboxRequest{SessionToken: token, SandboxId: id})
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("commit sandbox %s: %w", id, err)
+		return "", false, fmt.Errorf("commit sandbox %s: %w", id, err)
 	}
-	return id, nil
+	return id, false, nil
 }
 
 // undoSandbox takes back what runPodSandbox did. The plugins are told while the pod's

@@ -35,7 +35,7 @@ func (c *Container) PrepareContainer(ctx context.Context, req *containerv1.Prepa
 		return nil, err
 	}
 	return detach(ctx, c.work, prepareLimit, func(ctx context.Context) (*containerv1.PrepareContainerResponse, error) {
-		id, existing, err := c.engine.Containers.Prepare(ctx, req.GetSessionToken(), req.GetSandboxId(), req.GetConfig())
+		id, existing, err := c.engine.Containers.Prepare(ctx, req.GetSessionToken(), req.GetSandboxId(), req.GetConfig(), req.GetCheckpointPath())
 		if err != nil {
 			return nil, err
 		}

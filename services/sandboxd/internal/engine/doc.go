@@ -5,13 +5,15 @@
 //	container  preparing, committing, changing and removing containers
 //	task       starting, following and stopping the processes of containers
 //	exec       further processes, and clients connected to processes
+//	capture    checkpoints of containers and pods
 //	view       what is shown to callers, plugins and operators
 //	table      all objects with their records, names and sessions
 //	event      the events that are owed to the world
 //	work       what outlives a call
 //	port       what the engine needs of the world outside
 //
-// Imports point down: engine → sandbox → container → task, exec, view → table → event,
+// Imports point down: engine → sandbox → container → task, exec, capture,
+// view → table → event,
 // work, port.
 //
 // Concurrency: operations on one sandbox or one container take turns (a slot per object,

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/capture"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/container"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/event"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/exec"
@@ -57,6 +58,7 @@ type Engine struct {
 	Containers *container.UseCases
 	Tasks      *task.Driver
 	Exec       *exec.Runner
+	Capture    *capture.Capturer
 	Views      *view.Views
 
 	cfg   Config
@@ -83,6 +85,10 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 		Table: e.table, Work: e.work, Driver: e.Tasks, Containers: e.Containers, Views: e.Views, Network: p.Network,
 		Namespaces: p.Namespaces, Files: p.Files, Controller: p.Controller, ImageVolumes: p.ImageVolumes, Specs: p.Specs,
 		Cgroups: p.Cgroups, Handlers: cfg.Handlers, BootID: cfg.BootID, Log: log, Tracer: tracer,
+	})
+	e.Capture = capture.New(capture.Parts{
+		Table: e.table, Work: e.work, Tasks: p.Tasks, Rootfs: p.Rootfs, Images: p.Images, Handlers: cfg.Handlers,
+		ContainerDir: cfg.ContainerDir, Log: log,
 	})
 	return e
 }

@@ -42,7 +42,7 @@ func runPod(t *testing.T, n *node, name string) string {
 
 func createContainer(t *testing.T, n *node, sandboxID, name string) string {
 	t.Helper()
-	id, _, err := n.Containers.Prepare(t.Context(), "gw", sandboxID, containerConfig(name))
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", sandboxID, containerConfig(name), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestSandboxIsSeenOnlyAfterCommit(t *testing.T) {
 	if _, err := n.Views.Sandbox(rec.GetId()); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("status of a prepared sandbox: %v, want not found", err)
 	}
-	_, _, err = n.Containers.Prepare(t.Context(), "gw", rec.GetId(), containerConfig("c"))
+	_, _, err = n.Containers.Prepare(t.Context(), "gw", rec.GetId(), containerConfig("c"), "")
 	if !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("container in a prepared sandbox: %v, want not found", err)
 	}
@@ -183,7 +183,7 @@ func TestLostSessionIsAborted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cid, _, err := n.Containers.Prepare(t.Context(), "gw", id, containerConfig("c"))
+	cid, _, err := n.Containers.Prepare(t.Context(), "gw", id, containerConfig("c"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func TestStoppingRacesWithCreating(t *testing.T) {
 		}
 		for _, name := range []string{"x", "y", "z"} {
 			wg.Go(func() {
-				id, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig(name))
+				id, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig(name), "")
 				if err == nil {
 					err = n.Containers.Commit(t.Context(), id, nil)
 				}
@@ -389,7 +389,7 @@ func TestRestartFindsEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	half, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("half"))
+	half, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("half"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

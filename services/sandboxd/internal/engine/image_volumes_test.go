@@ -30,7 +30,7 @@ func TestImageVolumes(t *testing.T) {
 	n.session(t, "gw")
 	pod := runPod(t, n, "p")
 	cfg := volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: &criv1.ImageSpec{Image: "data"}, ImageSubPath: "x"})
-	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg)
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestImageVolumes(t *testing.T) {
 	if cfg.GetMounts()[1].GetImage().GetImageRef() != "" {
 		t.Error("the request was changed")
 	}
-	if again, existing, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg); err != nil || !existing || again != id {
+	if again, existing, err := n.Containers.Prepare(t.Context(), "gw", pod, cfg, ""); err != nil || !existing || again != id {
 		t.Errorf("same request: %q %t %v", again, existing, err)
 	}
 	if users := n.Views.ImageUsers(t.Context(), "sha256:1"); !slices.Equal(users, []string{id}) {
@@ -72,7 +72,7 @@ func TestStoppedSandboxReleasesImageVolumes(t *testing.T) {
 	n.session(t, "gw")
 	pod := runPod(t, n, "p")
 	m := &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: &criv1.ImageSpec{Image: "data"}}
-	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", m))
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", m), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestBadImageVolumesLeaveNothing(t *testing.T) {
 	} {
 		c.mount.ContainerPath = "/v"
 		before := len(w.held())
-		if _, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", c.mount)); !c.is(err) {
+		if _, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", c.mount), ""); !c.is(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if after := w.held(); len(after) != before {
@@ -118,7 +118,7 @@ func TestBadImageVolumesLeaveNothing(t *testing.T) {
 		}
 	}
 	w.set("volumes.mount", errInjected)
-	_, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: image("data")}))
+	_, _, err := n.Containers.Prepare(t.Context(), "gw", pod, volumeConfig("c", &criv1.Mount{ContainerPath: "/v", Readonly: true, Image: image("data")}), "")
 	if err == nil || !strings.Contains(err.Error(), "ImageVolumeMountFailed") {
 		t.Errorf("failed mount: %v", err)
 	}

@@ -42,6 +42,7 @@ func (e *Engine) Recover(ctx context.Context, shims []string) error {
 	for _, r := range snap.Releases {
 		e.Sandboxes.OweRelease(r)
 	}
+	e.Capture.Recover(ctx)
 	e.removeOrphans(ctx, shims)
 	e.log.InfoContext(ctx, "state recovered", slog.Int("sandboxes", len(snap.Sandboxes)), slog.Int("containers", len(snap.Containers)))
 	return nil

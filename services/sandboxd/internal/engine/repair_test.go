@@ -29,13 +29,13 @@ func TestFailedUndoIsRepeated(t *testing.T) {
 	w.set("rootfs.accounts", errInjected)
 	w.set("rootfs.remove", errInjected)
 	sid := runPod(t, n, "b")
-	if _, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c")); !errors.Is(err, errInjected) {
+	if _, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c"), ""); !errors.Is(err, errInjected) {
 		t.Fatalf("prepare container: %v", err)
 	}
 	w.set("rootfs.accounts", nil)
 	w.set("rootfs.remove", nil)
 	eventually(t, "the name is free", func() bool {
-		_, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c"))
+		_, _, err := n.Containers.Prepare(t.Context(), "gw", sid, containerConfig("c"), "")
 		return err == nil
 	})
 }

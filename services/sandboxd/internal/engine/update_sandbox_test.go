@@ -69,7 +69,7 @@ func TestCommitOfALostPreparationCanBeRepeatedFromTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ct, _, err := n.Containers.Prepare(t.Context(), "gw", pod, containerConfig("c"))
+	ct, _, err := n.Containers.Prepare(t.Context(), "gw", pod, containerConfig("c"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -39,7 +41,13 @@ type world struct {
 	procs map[string]*proc // by container id
 	// limits are the memory limits of sandboxes.
 	limits map[string]int64
-	path   string // of the record store
+	// steps are the pauses, checkpoints and resumptions in their order.
+	steps []string
+	// slow makes a checkpoint last as long as its context.
+	slow bool
+	// applied are the changes to root file systems, by key.
+	applied map[string]string
+	path    string // of the record store
 }
 
 type proc struct {
@@ -52,7 +60,7 @@ type proc struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, limits: map[string]int64{},
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, limits: map[string]int64{}, applied: map[string]string{},
 		path: filepath.Join(t.TempDir(), "records.db"),
 	}
 }
@@ -221,6 +229,23 @@ func (r rootfs) FillVolumes(context.Context, string, string, map[string]string) 
 	return r.w.do("rootfs.fill", func() {})
 }
 
+func (r rootfs) Diff(_ context.Context, key, _ string, out io.Writer) error {
+	err := r.w.do("rootfs.diff", func() {})
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(out, "changes of "+key)
+	return err
+}
+
+func (r rootfs) Apply(_ context.Context, key, _ string, changes io.Reader) error {
+	b, err := io.ReadAll(changes)
+	if err != nil {
+		return err
+	}
+	return r.w.do("rootfs.apply", func() { r.w.applied[key] = string(b) })
+}
+
 func (r rootfs) Prepare(_ context.Context, key string, _ pod.Image, _ pod.IDMap) ([]mount.Mount, error) {
 	return nil, r.w.do("rootfs.prepare", func() { r.w.holds["rootfs "+key] = true })
 }
@@ -336,6 +361,15 @@ func (k tasks) Create(_ context.Context, spec port.TaskSpec) (uint32, error) {
 	if _, err := k.w.proc(spec.ContainerID); err == nil {
 		return 0, errdefs.ErrAlreadyExists
 	}
+	if spec.Checkpoint != "" {
+		b, err := os.ReadFile(filepath.Join(spec.Checkpoint, "pages-1.img"))
+		if err != nil {
+			return 0, err
+		}
+		k.w.mu.Lock()
+		k.w.applied["pages "+spec.ContainerID] = string(b)
+		k.w.mu.Unlock()
+	}
 	return 42, k.w.do("tasks.create", func() {
 		k.w.procs[spec.ContainerID] = &proc{state: "created", done: make(chan struct{})}
 	})
@@ -401,10 +435,54 @@ func (k tasks) Update(context.Context, string, string, *specs.LinuxResources, ma
 	return k.w.do("tasks.update", func() {})
 }
 func (tasks) Stats(context.Context, string, string) (*anypb.Any, error) { return nil, nil }
-func (tasks) Pause(context.Context, string, string) error               { return nil }
-func (tasks) Resume(context.Context, string, string) error              { return nil }
-func (tasks) Checkpoint(context.Context, string, string, port.CheckpointSpec) error {
-	return nil
+
+// move changes the state of a running or paused process.
+func (k tasks) move(op, id, from, to string) error {
+	p, err := k.w.proc(id)
+	if err != nil {
+		return err
+	}
+	wrong := false
+	err = k.w.do(op, func() {
+		if wrong = p.state != from; !wrong {
+			p.state = to
+			k.w.steps = append(k.w.steps, op+" "+id)
+		}
+	})
+	if err == nil && wrong {
+		return fmt.Errorf("task is %s: %w", p.state, errdefs.ErrFailedPrecondition)
+	}
+	return err
+}
+
+func (k tasks) Pause(_ context.Context, _, id string) error {
+	return k.move("tasks.pause", id, "running", "paused")
+}
+
+func (k tasks) Resume(_ context.Context, _, id string) error {
+	return k.move("tasks.resume", id, "paused", "running")
+}
+
+func (k tasks) Checkpoint(ctx context.Context, _, id string, spec port.CheckpointSpec) error {
+	k.w.mu.Lock()
+	slow := k.w.slow
+	k.w.mu.Unlock()
+	err := os.MkdirAll(spec.ImagePath, 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(spec.ImagePath, "pages-1.img"), []byte("pages of "+id), 0o600)
+	}
+	if err == nil {
+		err = k.move("tasks.checkpoint", id, "paused", "paused")
+	}
+	if err == nil && slow {
+		<-ctx.Done()
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+func (k tasks) CheckpointReady(context.Context, pod.Handler) error {
+	return k.w.do("criu", func() {})
 }
 
 type ioPort struct{ w *world }

@@ -10,6 +10,7 @@ import (
 	api "github.com/containerd/nri/pkg/api"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	reflect "reflect"
 	sync "sync"
@@ -23,6 +24,107 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// CheckpointContainerRequest names the container and the file.
+type CheckpointContainerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the container.
+	ContainerId string `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Absolute path of the tar archive to write.
+	Location string `protobuf:"bytes,2,opt,name=location,proto3" json:"location,omitempty"`
+	// How long it may take; absent means five minutes.
+	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointContainerRequest) Reset() {
+	*x = CheckpointContainerRequest{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointContainerRequest) ProtoMessage() {}
+
+func (x *CheckpointContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointContainerRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointContainerRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CheckpointContainerRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *CheckpointContainerRequest) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *CheckpointContainerRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// CheckpointContainerResponse is empty.
+type CheckpointContainerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointContainerResponse) Reset() {
+	*x = CheckpointContainerResponse{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointContainerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointContainerResponse) ProtoMessage() {}
+
+func (x *CheckpointContainerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointContainerResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointContainerResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{1}
+}
+
 // PrepareContainerRequest names the sandbox and the container to make in it.
 type PrepareContainerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -34,13 +136,16 @@ type PrepareContainerRequest struct {
 	Config *v1.ContainerConfig `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
 	// The sandbox configuration that kubelet sent along.
 	SandboxConfig *v1.PodSandboxConfig `protobuf:"bytes,4,opt,name=sandbox_config,json=sandboxConfig,proto3" json:"sandbox_config,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Folder of a pod checkpoint that the container of this name is restored from, when it
+	// is started; empty for a container that begins anew.
+	CheckpointPath string `protobuf:"bytes,5,opt,name=checkpoint_path,json=checkpointPath,proto3" json:"checkpoint_path,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PrepareContainerRequest) Reset() {
 	*x = PrepareContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[0]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -52,7 +157,7 @@ func (x *PrepareContainerRequest) String() string {
 func (*PrepareContainerRequest) ProtoMessage() {}
 
 func (x *PrepareContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[0]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -65,7 +170,7 @@ func (x *PrepareContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareContainerRequest.ProtoReflect.Descriptor instead.
 func (*PrepareContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{0}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *PrepareContainerRequest) GetSessionToken() string {
@@ -96,6 +201,13 @@ func (x *PrepareContainerRequest) GetSandboxConfig() *v1.PodSandboxConfig {
 	return nil
 }
 
+func (x *PrepareContainerRequest) GetCheckpointPath() string {
+	if x != nil {
+		return x.CheckpointPath
+	}
+	return ""
+}
+
 // PrepareContainerResponse describes the prepared container.
 type PrepareContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -114,7 +226,7 @@ type PrepareContainerResponse struct {
 
 func (x *PrepareContainerResponse) Reset() {
 	*x = PrepareContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[1]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -126,7 +238,7 @@ func (x *PrepareContainerResponse) String() string {
 func (*PrepareContainerResponse) ProtoMessage() {}
 
 func (x *PrepareContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[1]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -139,7 +251,7 @@ func (x *PrepareContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareContainerResponse.ProtoReflect.Descriptor instead.
 func (*PrepareContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{1}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PrepareContainerResponse) GetContainerId() string {
@@ -185,7 +297,7 @@ type CommitContainerRequest struct {
 
 func (x *CommitContainerRequest) Reset() {
 	*x = CommitContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[2]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +309,7 @@ func (x *CommitContainerRequest) String() string {
 func (*CommitContainerRequest) ProtoMessage() {}
 
 func (x *CommitContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[2]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +322,7 @@ func (x *CommitContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitContainerRequest.ProtoReflect.Descriptor instead.
 func (*CommitContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{2}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CommitContainerRequest) GetSessionToken() string {
@@ -247,7 +359,7 @@ type CommitContainerResponse struct {
 
 func (x *CommitContainerResponse) Reset() {
 	*x = CommitContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[3]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -259,7 +371,7 @@ func (x *CommitContainerResponse) String() string {
 func (*CommitContainerResponse) ProtoMessage() {}
 
 func (x *CommitContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[3]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -272,7 +384,7 @@ func (x *CommitContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitContainerResponse.ProtoReflect.Descriptor instead.
 func (*CommitContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{3}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CommitContainerResponse) GetPod() *api.PodSandbox {
@@ -300,7 +412,7 @@ type AbortContainerRequest struct {
 
 func (x *AbortContainerRequest) Reset() {
 	*x = AbortContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[4]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +424,7 @@ func (x *AbortContainerRequest) String() string {
 func (*AbortContainerRequest) ProtoMessage() {}
 
 func (x *AbortContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[4]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +437,7 @@ func (x *AbortContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortContainerRequest.ProtoReflect.Descriptor instead.
 func (*AbortContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{4}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AbortContainerRequest) GetContainerId() string {
@@ -344,7 +456,7 @@ type AbortContainerResponse struct {
 
 func (x *AbortContainerResponse) Reset() {
 	*x = AbortContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[5]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +468,7 @@ func (x *AbortContainerResponse) String() string {
 func (*AbortContainerResponse) ProtoMessage() {}
 
 func (x *AbortContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[5]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +481,7 @@ func (x *AbortContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortContainerResponse.ProtoReflect.Descriptor instead.
 func (*AbortContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{5}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{7}
 }
 
 // StartContainerRequest names the container.
@@ -383,7 +495,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[6]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +507,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[6]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +520,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{6}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StartContainerRequest) GetContainerId() string {
@@ -431,7 +543,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[7]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +555,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[7]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +568,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{7}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartContainerResponse) GetPod() *api.PodSandbox {
@@ -486,7 +598,7 @@ type StopContainerRequest struct {
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +610,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +623,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{8}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StopContainerRequest) GetContainerId() string {
@@ -543,7 +655,7 @@ type StopContainerResponse struct {
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +667,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +680,7 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StopContainerResponse) GetFound() bool {
@@ -603,7 +715,7 @@ type RemoveContainerRequest struct {
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +727,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +740,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RemoveContainerRequest) GetContainerId() string {
@@ -653,7 +765,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +777,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +790,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoveContainerResponse) GetFound() bool {
@@ -715,7 +827,7 @@ type GetContainerRequest struct {
 
 func (x *GetContainerRequest) Reset() {
 	*x = GetContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +839,7 @@ func (x *GetContainerRequest) String() string {
 func (*GetContainerRequest) ProtoMessage() {}
 
 func (x *GetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +852,7 @@ func (x *GetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerRequest.ProtoReflect.Descriptor instead.
 func (*GetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetContainerRequest) GetContainerId() string {
@@ -776,7 +888,7 @@ type GetContainerResponse struct {
 
 func (x *GetContainerResponse) Reset() {
 	*x = GetContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +900,7 @@ func (x *GetContainerResponse) String() string {
 func (*GetContainerResponse) ProtoMessage() {}
 
 func (x *GetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +913,7 @@ func (x *GetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerResponse.ProtoReflect.Descriptor instead.
 func (*GetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetContainerResponse) GetStatus() *v1.ContainerStatus {
@@ -850,7 +962,7 @@ type ListContainersRequest struct {
 
 func (x *ListContainersRequest) Reset() {
 	*x = ListContainersRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +974,7 @@ func (x *ListContainersRequest) String() string {
 func (*ListContainersRequest) ProtoMessage() {}
 
 func (x *ListContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +987,7 @@ func (x *ListContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainersRequest.ProtoReflect.Descriptor instead.
 func (*ListContainersRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListContainersRequest) GetFilter() *v1.ContainerFilter {
@@ -896,7 +1008,7 @@ type ListContainersResponse struct {
 
 func (x *ListContainersResponse) Reset() {
 	*x = ListContainersResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1020,7 @@ func (x *ListContainersResponse) String() string {
 func (*ListContainersResponse) ProtoMessage() {}
 
 func (x *ListContainersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1033,7 @@ func (x *ListContainersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainersResponse.ProtoReflect.Descriptor instead.
 func (*ListContainersResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListContainersResponse) GetContainers() []*v1.Container {
@@ -942,7 +1054,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1066,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1079,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DescribeContainerRequest) GetContainerId() string {
@@ -990,7 +1102,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1114,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1127,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeContainerResponse) GetPod() *api.PodSandbox {
@@ -1049,7 +1161,7 @@ type UpdateContainerResourcesRequest struct {
 
 func (x *UpdateContainerResourcesRequest) Reset() {
 	*x = UpdateContainerResourcesRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1173,7 @@ func (x *UpdateContainerResourcesRequest) String() string {
 func (*UpdateContainerResourcesRequest) ProtoMessage() {}
 
 func (x *UpdateContainerResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1186,7 @@ func (x *UpdateContainerResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResourcesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateContainerResourcesRequest) GetContainerId() string {
@@ -1118,7 +1230,7 @@ type UpdateContainerResourcesResponse struct {
 
 func (x *UpdateContainerResourcesResponse) Reset() {
 	*x = UpdateContainerResourcesResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1242,7 @@ func (x *UpdateContainerResourcesResponse) String() string {
 func (*UpdateContainerResourcesResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1255,7 @@ func (x *UpdateContainerResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResourcesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateContainerResourcesResponse) GetPod() *api.PodSandbox {
@@ -1171,7 +1283,7 @@ type ReopenContainerLogRequest struct {
 
 func (x *ReopenContainerLogRequest) Reset() {
 	*x = ReopenContainerLogRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1295,7 @@ func (x *ReopenContainerLogRequest) String() string {
 func (*ReopenContainerLogRequest) ProtoMessage() {}
 
 func (x *ReopenContainerLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1308,7 @@ func (x *ReopenContainerLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenContainerLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenContainerLogRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReopenContainerLogRequest) GetContainerId() string {
@@ -1215,7 +1327,7 @@ type ReopenContainerLogResponse struct {
 
 func (x *ReopenContainerLogResponse) Reset() {
 	*x = ReopenContainerLogResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1339,7 @@ func (x *ReopenContainerLogResponse) String() string {
 func (*ReopenContainerLogResponse) ProtoMessage() {}
 
 func (x *ReopenContainerLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1352,7 @@ func (x *ReopenContainerLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenContainerLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenContainerLogResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{23}
 }
 
 // ExecSyncRequest is a command to run to its end.
@@ -1258,7 +1370,7 @@ type ExecSyncRequest struct {
 
 func (x *ExecSyncRequest) Reset() {
 	*x = ExecSyncRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1382,7 @@ func (x *ExecSyncRequest) String() string {
 func (*ExecSyncRequest) ProtoMessage() {}
 
 func (x *ExecSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1395,7 @@ func (x *ExecSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSyncRequest.ProtoReflect.Descriptor instead.
 func (*ExecSyncRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecSyncRequest) GetContainerId() string {
@@ -1322,7 +1434,7 @@ type ExecSyncResponse struct {
 
 func (x *ExecSyncResponse) Reset() {
 	*x = ExecSyncResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1446,7 @@ func (x *ExecSyncResponse) String() string {
 func (*ExecSyncResponse) ProtoMessage() {}
 
 func (x *ExecSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1459,7 @@ func (x *ExecSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSyncResponse.ProtoReflect.Descriptor instead.
 func (*ExecSyncResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecSyncResponse) GetStdout() []byte {
@@ -1387,7 +1499,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1511,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1524,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1479,7 +1591,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1603,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1616,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecStart) GetContainerId() string {
@@ -1566,7 +1678,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1690,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1703,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Input) GetInput() isInput_Input {
@@ -1662,7 +1774,7 @@ type StdinClosed struct {
 
 func (x *StdinClosed) Reset() {
 	*x = StdinClosed{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1786,7 @@ func (x *StdinClosed) String() string {
 func (*StdinClosed) ProtoMessage() {}
 
 func (x *StdinClosed) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1799,7 @@ func (x *StdinClosed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinClosed.ProtoReflect.Descriptor instead.
 func (*StdinClosed) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{29}
 }
 
 // TerminalSize is the size of a terminal in characters.
@@ -1703,7 +1815,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1827,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1840,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TerminalSize) GetWidth() uint32 {
@@ -1761,7 +1873,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +1885,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +1898,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Output) GetOutput() isOutput_Output {
@@ -1849,7 +1961,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1973,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1986,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1945,7 +2057,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2069,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2082,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{33}
 }
 
 // AttachRequest is the first message (start) or input.
@@ -1989,7 +2101,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2113,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2126,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AttachRequest) GetMessage() isAttachRequest_Message {
@@ -2079,7 +2191,7 @@ type AttachStart struct {
 
 func (x *AttachStart) Reset() {
 	*x = AttachStart{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2091,7 +2203,7 @@ func (x *AttachStart) String() string {
 func (*AttachStart) ProtoMessage() {}
 
 func (x *AttachStart) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2104,7 +2216,7 @@ func (x *AttachStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachStart.ProtoReflect.Descriptor instead.
 func (*AttachStart) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AttachStart) GetContainerId() string {
@@ -2158,7 +2270,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2282,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2295,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AttachResponse) GetMessage() isAttachResponse_Message {
@@ -2240,7 +2352,7 @@ type GetContainerStatsRequest struct {
 
 func (x *GetContainerStatsRequest) Reset() {
 	*x = GetContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2364,7 @@ func (x *GetContainerStatsRequest) String() string {
 func (*GetContainerStatsRequest) ProtoMessage() {}
 
 func (x *GetContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2377,7 @@ func (x *GetContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetContainerStatsRequest) GetContainerId() string {
@@ -2286,7 +2398,7 @@ type GetContainerStatsResponse struct {
 
 func (x *GetContainerStatsResponse) Reset() {
 	*x = GetContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2410,7 @@ func (x *GetContainerStatsResponse) String() string {
 func (*GetContainerStatsResponse) ProtoMessage() {}
 
 func (x *GetContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2423,7 @@ func (x *GetContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetContainerStatsResponse) GetStats() *v1.ContainerStats {
@@ -2332,7 +2444,7 @@ type ListContainerStatsRequest struct {
 
 func (x *ListContainerStatsRequest) Reset() {
 	*x = ListContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2456,7 @@ func (x *ListContainerStatsRequest) String() string {
 func (*ListContainerStatsRequest) ProtoMessage() {}
 
 func (x *ListContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2469,7 @@ func (x *ListContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{37}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListContainerStatsRequest) GetFilter() *v1.ContainerStatsFilter {
@@ -2378,7 +2490,7 @@ type ListContainerStatsResponse struct {
 
 func (x *ListContainerStatsResponse) Reset() {
 	*x = ListContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2502,7 @@ func (x *ListContainerStatsResponse) String() string {
 func (*ListContainerStatsResponse) ProtoMessage() {}
 
 func (x *ListContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2515,7 @@ func (x *ListContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{38}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListContainerStatsResponse) GetStats() []*v1.ContainerStats {
@@ -2424,7 +2536,7 @@ type StreamContainersRequest struct {
 
 func (x *StreamContainersRequest) Reset() {
 	*x = StreamContainersRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2548,7 @@ func (x *StreamContainersRequest) String() string {
 func (*StreamContainersRequest) ProtoMessage() {}
 
 func (x *StreamContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2561,7 @@ func (x *StreamContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainersRequest.ProtoReflect.Descriptor instead.
 func (*StreamContainersRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{39}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StreamContainersRequest) GetFilter() *v1.ContainerFilter {
@@ -2470,7 +2582,7 @@ type StreamContainersResponse struct {
 
 func (x *StreamContainersResponse) Reset() {
 	*x = StreamContainersResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2594,7 @@ func (x *StreamContainersResponse) String() string {
 func (*StreamContainersResponse) ProtoMessage() {}
 
 func (x *StreamContainersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2607,7 @@ func (x *StreamContainersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainersResponse.ProtoReflect.Descriptor instead.
 func (*StreamContainersResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{40}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StreamContainersResponse) GetContainers() []*v1.Container {
@@ -2516,7 +2628,7 @@ type StreamContainerStatsRequest struct {
 
 func (x *StreamContainerStatsRequest) Reset() {
 	*x = StreamContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2640,7 @@ func (x *StreamContainerStatsRequest) String() string {
 func (*StreamContainerStatsRequest) ProtoMessage() {}
 
 func (x *StreamContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2653,7 @@ func (x *StreamContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*StreamContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{41}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamContainerStatsRequest) GetFilter() *v1.ContainerStatsFilter {
@@ -2562,7 +2674,7 @@ type StreamContainerStatsResponse struct {
 
 func (x *StreamContainerStatsResponse) Reset() {
 	*x = StreamContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2686,7 @@ func (x *StreamContainerStatsResponse) String() string {
 func (*StreamContainerStatsResponse) ProtoMessage() {}
 
 func (x *StreamContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2699,7 @@ func (x *StreamContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*StreamContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{42}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamContainerStatsResponse) GetStats() []*v1.ContainerStats {
@@ -2601,13 +2713,19 @@ var File_crisp_container_v1_container_service_proto protoreflect.FileDescriptor
 
 const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\n" +
-	"*crisp/container/v1/container_service.proto\x12\x12crisp.container.v1\x1a\x11pkg/api/api.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\xd7\x01\n" +
+	"*crisp/container/v1/container_service.proto\x12\x12crisp.container.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x11pkg/api/api.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\x90\x01\n" +
+	"\x1aCheckpointContainerRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1a\n" +
+	"\blocation\x18\x02 \x01(\tR\blocation\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x1d\n" +
+	"\x1bCheckpointContainerResponse\"\x80\x02\n" +
 	"\x17PrepareContainerRequest\x12#\n" +
 	"\rsession_token\x18\x01 \x01(\tR\fsessionToken\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x123\n" +
 	"\x06config\x18\x03 \x01(\v2\x1b.runtime.v1.ContainerConfigR\x06config\x12C\n" +
-	"\x0esandbox_config\x18\x04 \x01(\v2\x1c.runtime.v1.PodSandboxConfigR\rsandboxConfig\"\xcc\x01\n" +
+	"\x0esandbox_config\x18\x04 \x01(\v2\x1c.runtime.v1.PodSandboxConfigR\rsandboxConfig\x12'\n" +
+	"\x0fcheckpoint_path\x18\x05 \x01(\tR\x0echeckpointPath\"\xcc\x01\n" +
 	"\x18PrepareContainerResponse\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1a\n" +
 	"\bexisting\x18\x02 \x01(\bR\bexisting\x122\n" +
@@ -2750,7 +2868,7 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\x1bStreamContainerStatsRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .runtime.v1.ContainerStatsFilterR\x06filter\"P\n" +
 	"\x1cStreamContainerStatsResponse\x120\n" +
-	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\x9c\x0f\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\x94\x10\n" +
 	"\x10ContainerService\x12m\n" +
 	"\x10PrepareContainer\x12+.crisp.container.v1.PrepareContainerRequest\x1a,.crisp.container.v1.PrepareContainerResponse\x12j\n" +
 	"\x0fCommitContainer\x12*.crisp.container.v1.CommitContainerRequest\x1a+.crisp.container.v1.CommitContainerResponse\x12g\n" +
@@ -2769,7 +2887,8 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\x11GetContainerStats\x12,.crisp.container.v1.GetContainerStatsRequest\x1a-.crisp.container.v1.GetContainerStatsResponse\x12s\n" +
 	"\x12ListContainerStats\x12-.crisp.container.v1.ListContainerStatsRequest\x1a..crisp.container.v1.ListContainerStatsResponse\x12o\n" +
 	"\x10StreamContainers\x12+.crisp.container.v1.StreamContainersRequest\x1a,.crisp.container.v1.StreamContainersResponse0\x01\x12{\n" +
-	"\x14StreamContainerStats\x12/.crisp.container.v1.StreamContainerStatsRequest\x1a0.crisp.container.v1.StreamContainerStatsResponse0\x01B\xde\x01\n" +
+	"\x14StreamContainerStats\x12/.crisp.container.v1.StreamContainerStatsRequest\x1a0.crisp.container.v1.StreamContainerStatsResponse0\x01\x12v\n" +
+	"\x13CheckpointContainer\x12..crisp.container.v1.CheckpointContainerRequest\x1a/.crisp.container.v1.CheckpointContainerResponseB\xde\x01\n" +
 	"\x16com.crisp.container.v1B\x15ContainerServiceProtoP\x01ZCgithub.com/crisp-cri/crisp/proto/gen/crisp/container/v1;containerv1\xa2\x02\x03CCX\xaa\x02\x12Crisp.Container.V1\xca\x02\x12Crisp\\Container\\V1\xe2\x02\x1eCrisp\\Container\\V1\\GPBMetadata\xea\x02\x14Crisp::Container::V1b\x06proto3"
 
 var (
@@ -2784,149 +2903,155 @@ func file_crisp_container_v1_container_service_proto_rawDescGZIP() []byte {
 	return file_crisp_container_v1_container_service_proto_rawDescData
 }
 
-var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_crisp_container_v1_container_service_proto_goTypes = []any{
-	(*PrepareContainerRequest)(nil),          // 0: crisp.container.v1.PrepareContainerRequest
-	(*PrepareContainerResponse)(nil),         // 1: crisp.container.v1.PrepareContainerResponse
-	(*CommitContainerRequest)(nil),           // 2: crisp.container.v1.CommitContainerRequest
-	(*CommitContainerResponse)(nil),          // 3: crisp.container.v1.CommitContainerResponse
-	(*AbortContainerRequest)(nil),            // 4: crisp.container.v1.AbortContainerRequest
-	(*AbortContainerResponse)(nil),           // 5: crisp.container.v1.AbortContainerResponse
-	(*StartContainerRequest)(nil),            // 6: crisp.container.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 7: crisp.container.v1.StartContainerResponse
-	(*StopContainerRequest)(nil),             // 8: crisp.container.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 9: crisp.container.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 10: crisp.container.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 11: crisp.container.v1.RemoveContainerResponse
-	(*GetContainerRequest)(nil),              // 12: crisp.container.v1.GetContainerRequest
-	(*GetContainerResponse)(nil),             // 13: crisp.container.v1.GetContainerResponse
-	(*ListContainersRequest)(nil),            // 14: crisp.container.v1.ListContainersRequest
-	(*ListContainersResponse)(nil),           // 15: crisp.container.v1.ListContainersResponse
-	(*DescribeContainerRequest)(nil),         // 16: crisp.container.v1.DescribeContainerRequest
-	(*DescribeContainerResponse)(nil),        // 17: crisp.container.v1.DescribeContainerResponse
-	(*UpdateContainerResourcesRequest)(nil),  // 18: crisp.container.v1.UpdateContainerResourcesRequest
-	(*UpdateContainerResourcesResponse)(nil), // 19: crisp.container.v1.UpdateContainerResourcesResponse
-	(*ReopenContainerLogRequest)(nil),        // 20: crisp.container.v1.ReopenContainerLogRequest
-	(*ReopenContainerLogResponse)(nil),       // 21: crisp.container.v1.ReopenContainerLogResponse
-	(*ExecSyncRequest)(nil),                  // 22: crisp.container.v1.ExecSyncRequest
-	(*ExecSyncResponse)(nil),                 // 23: crisp.container.v1.ExecSyncResponse
-	(*ExecRequest)(nil),                      // 24: crisp.container.v1.ExecRequest
-	(*ExecStart)(nil),                        // 25: crisp.container.v1.ExecStart
-	(*Input)(nil),                            // 26: crisp.container.v1.Input
-	(*StdinClosed)(nil),                      // 27: crisp.container.v1.StdinClosed
-	(*TerminalSize)(nil),                     // 28: crisp.container.v1.TerminalSize
-	(*Output)(nil),                           // 29: crisp.container.v1.Output
-	(*ExecResponse)(nil),                     // 30: crisp.container.v1.ExecResponse
-	(*Started)(nil),                          // 31: crisp.container.v1.Started
-	(*AttachRequest)(nil),                    // 32: crisp.container.v1.AttachRequest
-	(*AttachStart)(nil),                      // 33: crisp.container.v1.AttachStart
-	(*AttachResponse)(nil),                   // 34: crisp.container.v1.AttachResponse
-	(*GetContainerStatsRequest)(nil),         // 35: crisp.container.v1.GetContainerStatsRequest
-	(*GetContainerStatsResponse)(nil),        // 36: crisp.container.v1.GetContainerStatsResponse
-	(*ListContainerStatsRequest)(nil),        // 37: crisp.container.v1.ListContainerStatsRequest
-	(*ListContainerStatsResponse)(nil),       // 38: crisp.container.v1.ListContainerStatsResponse
-	(*StreamContainersRequest)(nil),          // 39: crisp.container.v1.StreamContainersRequest
-	(*StreamContainersResponse)(nil),         // 40: crisp.container.v1.StreamContainersResponse
-	(*StreamContainerStatsRequest)(nil),      // 41: crisp.container.v1.StreamContainerStatsRequest
-	(*StreamContainerStatsResponse)(nil),     // 42: crisp.container.v1.StreamContainerStatsResponse
-	nil,                                      // 43: crisp.container.v1.GetContainerResponse.InfoEntry
-	nil,                                      // 44: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	(*v1.ContainerConfig)(nil),               // 45: runtime.v1.ContainerConfig
-	(*v1.PodSandboxConfig)(nil),              // 46: runtime.v1.PodSandboxConfig
-	(*api.PodSandbox)(nil),                   // 47: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 48: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerAdjustment)(nil),          // 49: nri.pkg.api.v1alpha1.ContainerAdjustment
-	(*v1.ContainerStatus)(nil),               // 50: runtime.v1.ContainerStatus
-	(*v1.ContainerFilter)(nil),               // 51: runtime.v1.ContainerFilter
-	(*v1.Container)(nil),                     // 52: runtime.v1.Container
-	(*v1.LinuxContainerResources)(nil),       // 53: runtime.v1.LinuxContainerResources
-	(*api.LinuxResources)(nil),               // 54: nri.pkg.api.v1alpha1.LinuxResources
-	(*v1.ContainerStats)(nil),                // 55: runtime.v1.ContainerStats
-	(*v1.ContainerStatsFilter)(nil),          // 56: runtime.v1.ContainerStatsFilter
+	(*CheckpointContainerRequest)(nil),       // 0: crisp.container.v1.CheckpointContainerRequest
+	(*CheckpointContainerResponse)(nil),      // 1: crisp.container.v1.CheckpointContainerResponse
+	(*PrepareContainerRequest)(nil),          // 2: crisp.container.v1.PrepareContainerRequest
+	(*PrepareContainerResponse)(nil),         // 3: crisp.container.v1.PrepareContainerResponse
+	(*CommitContainerRequest)(nil),           // 4: crisp.container.v1.CommitContainerRequest
+	(*CommitContainerResponse)(nil),          // 5: crisp.container.v1.CommitContainerResponse
+	(*AbortContainerRequest)(nil),            // 6: crisp.container.v1.AbortContainerRequest
+	(*AbortContainerResponse)(nil),           // 7: crisp.container.v1.AbortContainerResponse
+	(*StartContainerRequest)(nil),            // 8: crisp.container.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 9: crisp.container.v1.StartContainerResponse
+	(*StopContainerRequest)(nil),             // 10: crisp.container.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 11: crisp.container.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 12: crisp.container.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 13: crisp.container.v1.RemoveContainerResponse
+	(*GetContainerRequest)(nil),              // 14: crisp.container.v1.GetContainerRequest
+	(*GetContainerResponse)(nil),             // 15: crisp.container.v1.GetContainerResponse
+	(*ListContainersRequest)(nil),            // 16: crisp.container.v1.ListContainersRequest
+	(*ListContainersResponse)(nil),           // 17: crisp.container.v1.ListContainersResponse
+	(*DescribeContainerRequest)(nil),         // 18: crisp.container.v1.DescribeContainerRequest
+	(*DescribeContainerResponse)(nil),        // 19: crisp.container.v1.DescribeContainerResponse
+	(*UpdateContainerResourcesRequest)(nil),  // 20: crisp.container.v1.UpdateContainerResourcesRequest
+	(*UpdateContainerResourcesResponse)(nil), // 21: crisp.container.v1.UpdateContainerResourcesResponse
+	(*ReopenContainerLogRequest)(nil),        // 22: crisp.container.v1.ReopenContainerLogRequest
+	(*ReopenContainerLogResponse)(nil),       // 23: crisp.container.v1.ReopenContainerLogResponse
+	(*ExecSyncRequest)(nil),                  // 24: crisp.container.v1.ExecSyncRequest
+	(*ExecSyncResponse)(nil),                 // 25: crisp.container.v1.ExecSyncResponse
+	(*ExecRequest)(nil),                      // 26: crisp.container.v1.ExecRequest
+	(*ExecStart)(nil),                        // 27: crisp.container.v1.ExecStart
+	(*Input)(nil),                            // 28: crisp.container.v1.Input
+	(*StdinClosed)(nil),                      // 29: crisp.container.v1.StdinClosed
+	(*TerminalSize)(nil),                     // 30: crisp.container.v1.TerminalSize
+	(*Output)(nil),                           // 31: crisp.container.v1.Output
+	(*ExecResponse)(nil),                     // 32: crisp.container.v1.ExecResponse
+	(*Started)(nil),                          // 33: crisp.container.v1.Started
+	(*AttachRequest)(nil),                    // 34: crisp.container.v1.AttachRequest
+	(*AttachStart)(nil),                      // 35: crisp.container.v1.AttachStart
+	(*AttachResponse)(nil),                   // 36: crisp.container.v1.AttachResponse
+	(*GetContainerStatsRequest)(nil),         // 37: crisp.container.v1.GetContainerStatsRequest
+	(*GetContainerStatsResponse)(nil),        // 38: crisp.container.v1.GetContainerStatsResponse
+	(*ListContainerStatsRequest)(nil),        // 39: crisp.container.v1.ListContainerStatsRequest
+	(*ListContainerStatsResponse)(nil),       // 40: crisp.container.v1.ListContainerStatsResponse
+	(*StreamContainersRequest)(nil),          // 41: crisp.container.v1.StreamContainersRequest
+	(*StreamContainersResponse)(nil),         // 42: crisp.container.v1.StreamContainersResponse
+	(*StreamContainerStatsRequest)(nil),      // 43: crisp.container.v1.StreamContainerStatsRequest
+	(*StreamContainerStatsResponse)(nil),     // 44: crisp.container.v1.StreamContainerStatsResponse
+	nil,                                      // 45: crisp.container.v1.GetContainerResponse.InfoEntry
+	nil,                                      // 46: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	(*durationpb.Duration)(nil),              // 47: google.protobuf.Duration
+	(*v1.ContainerConfig)(nil),               // 48: runtime.v1.ContainerConfig
+	(*v1.PodSandboxConfig)(nil),              // 49: runtime.v1.PodSandboxConfig
+	(*api.PodSandbox)(nil),                   // 50: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 51: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerAdjustment)(nil),          // 52: nri.pkg.api.v1alpha1.ContainerAdjustment
+	(*v1.ContainerStatus)(nil),               // 53: runtime.v1.ContainerStatus
+	(*v1.ContainerFilter)(nil),               // 54: runtime.v1.ContainerFilter
+	(*v1.Container)(nil),                     // 55: runtime.v1.Container
+	(*v1.LinuxContainerResources)(nil),       // 56: runtime.v1.LinuxContainerResources
+	(*api.LinuxResources)(nil),               // 57: nri.pkg.api.v1alpha1.LinuxResources
+	(*v1.ContainerStats)(nil),                // 58: runtime.v1.ContainerStats
+	(*v1.ContainerStatsFilter)(nil),          // 59: runtime.v1.ContainerStatsFilter
 }
 var file_crisp_container_v1_container_service_proto_depIdxs = []int32{
-	45, // 0: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
-	46, // 1: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
-	47, // 2: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 3: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	49, // 4: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
-	47, // 5: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 6: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	47, // 7: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 8: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	47, // 9: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 10: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	47, // 11: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 12: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	50, // 13: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
-	43, // 14: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
-	51, // 15: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
-	52, // 16: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
-	47, // 17: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 18: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	53, // 19: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
-	54, // 20: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
-	44, // 21: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	47, // 22: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	48, // 23: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	25, // 24: crisp.container.v1.ExecRequest.start:type_name -> crisp.container.v1.ExecStart
-	26, // 25: crisp.container.v1.ExecRequest.input:type_name -> crisp.container.v1.Input
-	27, // 26: crisp.container.v1.Input.stdin_closed:type_name -> crisp.container.v1.StdinClosed
-	28, // 27: crisp.container.v1.Input.resize:type_name -> crisp.container.v1.TerminalSize
-	29, // 28: crisp.container.v1.ExecResponse.output:type_name -> crisp.container.v1.Output
-	31, // 29: crisp.container.v1.ExecResponse.started:type_name -> crisp.container.v1.Started
-	33, // 30: crisp.container.v1.AttachRequest.start:type_name -> crisp.container.v1.AttachStart
-	26, // 31: crisp.container.v1.AttachRequest.input:type_name -> crisp.container.v1.Input
-	29, // 32: crisp.container.v1.AttachResponse.output:type_name -> crisp.container.v1.Output
-	31, // 33: crisp.container.v1.AttachResponse.started:type_name -> crisp.container.v1.Started
-	55, // 34: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	56, // 35: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
-	55, // 36: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	51, // 37: crisp.container.v1.StreamContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
-	52, // 38: crisp.container.v1.StreamContainersResponse.containers:type_name -> runtime.v1.Container
-	56, // 39: crisp.container.v1.StreamContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
-	55, // 40: crisp.container.v1.StreamContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	0,  // 41: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
-	2,  // 42: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
-	4,  // 43: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
-	6,  // 44: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
-	8,  // 45: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
-	10, // 46: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
-	12, // 47: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
-	14, // 48: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
-	16, // 49: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
-	18, // 50: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
-	20, // 51: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
-	22, // 52: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
-	24, // 53: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
-	32, // 54: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
-	35, // 55: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
-	37, // 56: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
-	39, // 57: crisp.container.v1.ContainerService.StreamContainers:input_type -> crisp.container.v1.StreamContainersRequest
-	41, // 58: crisp.container.v1.ContainerService.StreamContainerStats:input_type -> crisp.container.v1.StreamContainerStatsRequest
-	1,  // 59: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
-	3,  // 60: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
-	5,  // 61: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
-	7,  // 62: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
-	9,  // 63: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
-	11, // 64: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
-	13, // 65: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
-	15, // 66: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
-	17, // 67: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
-	19, // 68: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
-	21, // 69: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
-	23, // 70: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
-	30, // 71: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
-	34, // 72: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
-	36, // 73: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
-	38, // 74: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
-	40, // 75: crisp.container.v1.ContainerService.StreamContainers:output_type -> crisp.container.v1.StreamContainersResponse
-	42, // 76: crisp.container.v1.ContainerService.StreamContainerStats:output_type -> crisp.container.v1.StreamContainerStatsResponse
-	59, // [59:77] is the sub-list for method output_type
-	41, // [41:59] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	47, // 0: crisp.container.v1.CheckpointContainerRequest.timeout:type_name -> google.protobuf.Duration
+	48, // 1: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
+	49, // 2: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
+	50, // 3: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 4: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	52, // 5: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
+	50, // 6: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 7: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	50, // 8: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 9: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	50, // 10: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 11: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	50, // 12: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 13: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	53, // 14: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
+	45, // 15: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
+	54, // 16: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	55, // 17: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
+	50, // 18: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 19: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	56, // 20: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
+	57, // 21: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
+	46, // 22: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	50, // 23: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 24: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	27, // 25: crisp.container.v1.ExecRequest.start:type_name -> crisp.container.v1.ExecStart
+	28, // 26: crisp.container.v1.ExecRequest.input:type_name -> crisp.container.v1.Input
+	29, // 27: crisp.container.v1.Input.stdin_closed:type_name -> crisp.container.v1.StdinClosed
+	30, // 28: crisp.container.v1.Input.resize:type_name -> crisp.container.v1.TerminalSize
+	31, // 29: crisp.container.v1.ExecResponse.output:type_name -> crisp.container.v1.Output
+	33, // 30: crisp.container.v1.ExecResponse.started:type_name -> crisp.container.v1.Started
+	35, // 31: crisp.container.v1.AttachRequest.start:type_name -> crisp.container.v1.AttachStart
+	28, // 32: crisp.container.v1.AttachRequest.input:type_name -> crisp.container.v1.Input
+	31, // 33: crisp.container.v1.AttachResponse.output:type_name -> crisp.container.v1.Output
+	33, // 34: crisp.container.v1.AttachResponse.started:type_name -> crisp.container.v1.Started
+	58, // 35: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	59, // 36: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	58, // 37: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	54, // 38: crisp.container.v1.StreamContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	55, // 39: crisp.container.v1.StreamContainersResponse.containers:type_name -> runtime.v1.Container
+	59, // 40: crisp.container.v1.StreamContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	58, // 41: crisp.container.v1.StreamContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	2,  // 42: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
+	4,  // 43: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
+	6,  // 44: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
+	8,  // 45: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
+	10, // 46: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
+	12, // 47: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
+	14, // 48: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
+	16, // 49: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
+	18, // 50: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
+	20, // 51: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
+	22, // 52: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
+	24, // 53: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
+	26, // 54: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
+	34, // 55: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
+	37, // 56: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
+	39, // 57: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
+	41, // 58: crisp.container.v1.ContainerService.StreamContainers:input_type -> crisp.container.v1.StreamContainersRequest
+	43, // 59: crisp.container.v1.ContainerService.StreamContainerStats:input_type -> crisp.container.v1.StreamContainerStatsRequest
+	0,  // 60: crisp.container.v1.ContainerService.CheckpointContainer:input_type -> crisp.container.v1.CheckpointContainerRequest
+	3,  // 61: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
+	5,  // 62: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
+	7,  // 63: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
+	9,  // 64: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
+	11, // 65: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
+	13, // 66: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
+	15, // 67: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
+	17, // 68: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
+	19, // 69: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
+	21, // 70: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
+	23, // 71: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
+	25, // 72: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
+	32, // 73: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
+	36, // 74: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
+	38, // 75: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
+	40, // 76: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
+	42, // 77: crisp.container.v1.ContainerService.StreamContainers:output_type -> crisp.container.v1.StreamContainersResponse
+	44, // 78: crisp.container.v1.ContainerService.StreamContainerStats:output_type -> crisp.container.v1.StreamContainerStatsResponse
+	1,  // 79: crisp.container.v1.ContainerService.CheckpointContainer:output_type -> crisp.container.v1.CheckpointContainerResponse
+	61, // [61:80] is the sub-list for method output_type
+	42, // [42:61] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_crisp_container_v1_container_service_proto_init() }
@@ -2934,29 +3059,29 @@ func file_crisp_container_v1_container_service_proto_init() {
 	if File_crisp_container_v1_container_service_proto != nil {
 		return
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[24].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Input)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[26].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[28].OneofWrappers = []any{
 		(*Input_Stdin)(nil),
 		(*Input_StdinClosed)(nil),
 		(*Input_Resize)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[29].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[31].OneofWrappers = []any{
 		(*Output_Stdout)(nil),
 		(*Output_Stderr)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[30].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[32].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_ExitCode)(nil),
 		(*ExecResponse_Started)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[32].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[34].OneofWrappers = []any{
 		(*AttachRequest_Start)(nil),
 		(*AttachRequest_Input)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[34].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[36].OneofWrappers = []any{
 		(*AttachResponse_Output)(nil),
 		(*AttachResponse_Started)(nil),
 	}
@@ -2966,7 +3091,7 @@ func file_crisp_container_v1_container_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_container_v1_container_service_proto_rawDesc), len(file_crisp_container_v1_container_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

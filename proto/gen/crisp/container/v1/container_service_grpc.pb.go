@@ -37,6 +37,7 @@ const (
 	ContainerService_ListContainerStats_FullMethodName       = "/crisp.container.v1.ContainerService/ListContainerStats"
 	ContainerService_StreamContainers_FullMethodName         = "/crisp.container.v1.ContainerService/StreamContainers"
 	ContainerService_StreamContainerStats_FullMethodName     = "/crisp.container.v1.ContainerService/StreamContainerStats"
+	ContainerService_CheckpointContainer_FullMethodName      = "/crisp.container.v1.ContainerService/CheckpointContainer"
 )
 
 // ContainerServiceClient is the client API for ContainerService service.
@@ -100,6 +101,12 @@ type ContainerServiceClient interface {
 	// StreamContainerStats is ListContainerStats sent in pieces while the containers are
 	// measured.
 	StreamContainerStats(ctx context.Context, in *StreamContainerStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamContainerStatsResponse], error)
+	// CheckpointContainer writes the state of a running container, which runs on, into a
+	// file that must not exist. It leaves nothing if it fails, and may not be repeated after
+	// a success.
+	// Errors: NotFound, InvalidArgument (location), AlreadyExists (location),
+	// FailedPrecondition (not running, the node cannot), DeadlineExceeded (timeout).
+	CheckpointContainer(ctx context.Context, in *CheckpointContainerRequest, opts ...grpc.CallOption) (*CheckpointContainerResponse, error)
 }
 
 type containerServiceClient struct {
@@ -314,6 +321,16 @@ func (c *containerServiceClient) StreamContainerStats(ctx context.Context, in *S
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ContainerService_StreamContainerStatsClient = grpc.ServerStreamingClient[StreamContainerStatsResponse]
 
+func (c *containerServiceClient) CheckpointContainer(ctx context.Context, in *CheckpointContainerRequest, opts ...grpc.CallOption) (*CheckpointContainerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckpointContainerResponse)
+	err := c.cc.Invoke(ctx, ContainerService_CheckpointContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ContainerServiceServer is the server API for ContainerService service.
 // All implementations must embed UnimplementedContainerServiceServer
 // for forward compatibility.
@@ -375,6 +392,12 @@ type ContainerServiceServer interface {
 	// StreamContainerStats is ListContainerStats sent in pieces while the containers are
 	// measured.
 	StreamContainerStats(*StreamContainerStatsRequest, grpc.ServerStreamingServer[StreamContainerStatsResponse]) error
+	// CheckpointContainer writes the state of a running container, which runs on, into a
+	// file that must not exist. It leaves nothing if it fails, and may not be repeated after
+	// a success.
+	// Errors: NotFound, InvalidArgument (location), AlreadyExists (location),
+	// FailedPrecondition (not running, the node cannot), DeadlineExceeded (timeout).
+	CheckpointContainer(context.Context, *CheckpointContainerRequest) (*CheckpointContainerResponse, error)
 	mustEmbedUnimplementedContainerServiceServer()
 }
 
@@ -438,6 +461,9 @@ func (UnimplementedContainerServiceServer) StreamContainers(*StreamContainersReq
 }
 func (UnimplementedContainerServiceServer) StreamContainerStats(*StreamContainerStatsRequest, grpc.ServerStreamingServer[StreamContainerStatsResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamContainerStats not implemented")
+}
+func (UnimplementedContainerServiceServer) CheckpointContainer(context.Context, *CheckpointContainerRequest) (*CheckpointContainerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckpointContainer not implemented")
 }
 func (UnimplementedContainerServiceServer) mustEmbedUnimplementedContainerServiceServer() {}
 func (UnimplementedContainerServiceServer) testEmbeddedByValue()                          {}
@@ -748,6 +774,24 @@ func _ContainerService_StreamContainerStats_Handler(srv interface{}, stream grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ContainerService_StreamContainerStatsServer = grpc.ServerStreamingServer[StreamContainerStatsResponse]
 
+func _ContainerService_CheckpointContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckpointContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ContainerServiceServer).CheckpointContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ContainerService_CheckpointContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ContainerServiceServer).CheckpointContainer(ctx, req.(*CheckpointContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ContainerService_ServiceDesc is the grpc.ServiceDesc for ContainerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -810,6 +854,10 @@ var ContainerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListContainerStats",
 			Handler:    _ContainerService_ListContainerStats_Handler,
+		},
+		{
+			MethodName: "CheckpointContainer",
+			Handler:    _ContainerService_CheckpointContainer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -370,7 +370,10 @@ type Container struct {
 	// Snapshotter that holds its root file system.
 	Snapshotter string `protobuf:"bytes,21,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
 	// cgroup path as the specification has it.
-	CgroupsPath   string `protobuf:"bytes,22,opt,name=cgroups_path,json=cgroupsPath,proto3" json:"cgroups_path,omitempty"`
+	CgroupsPath string `protobuf:"bytes,22,opt,name=cgroups_path,json=cgroupsPath,proto3" json:"cgroups_path,omitempty"`
+	// Folder of the processes' state that the container is restored from when it is started;
+	// empty for one that begins anew.
+	RestorePath   string `protobuf:"bytes,23,opt,name=restore_path,json=restorePath,proto3" json:"restore_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -559,6 +562,13 @@ func (x *Container) GetCgroupsPath() string {
 	return ""
 }
 
+func (x *Container) GetRestorePath() string {
+	if x != nil {
+		return x.RestorePath
+	}
+	return ""
+}
+
 // Event is an entry of the outbox.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -743,7 +753,7 @@ const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"namespaces\x1a=\n" +
 	"\x0fNamespacesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x06\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -772,7 +782,8 @@ const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"\vstop_signal\x18\x14 \x01(\tR\n" +
 	"stopSignal\x12 \n" +
 	"\vsnapshotter\x18\x15 \x01(\tR\vsnapshotter\x12!\n" +
-	"\fcgroups_path\x18\x16 \x01(\tR\vcgroupsPath\"\xfc\x01\n" +
+	"\fcgroups_path\x18\x16 \x01(\tR\vcgroupsPath\x12!\n" +
+	"\frestore_path\x18\x17 \x01(\tR\vrestorePath\"\xfc\x01\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +

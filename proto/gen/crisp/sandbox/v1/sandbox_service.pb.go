@@ -10,6 +10,7 @@ import (
 	api "github.com/containerd/nri/pkg/api"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	reflect "reflect"
 	sync "sync"
@@ -22,6 +23,244 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// CheckpointSandboxRequest names the sandbox, its containers and the folder.
+type CheckpointSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the sandbox.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Ids of the containers; each is in the sandbox and runs.
+	ContainerIds []string `protobuf:"bytes,2,rep,name=container_ids,json=containerIds,proto3" json:"container_ids,omitempty"`
+	// Absolute path of an empty folder.
+	OutputPath string `protobuf:"bytes,3,opt,name=output_path,json=outputPath,proto3" json:"output_path,omitempty"`
+	// Options of the runtime handler; none is known, so that any is refused.
+	Options map[string]string `protobuf:"bytes,4,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long pausing and capturing may take.
+	Timeout       *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointSandboxRequest) Reset() {
+	*x = CheckpointSandboxRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointSandboxRequest) ProtoMessage() {}
+
+func (x *CheckpointSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointSandboxRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CheckpointSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CheckpointSandboxRequest) GetContainerIds() []string {
+	if x != nil {
+		return x.ContainerIds
+	}
+	return nil
+}
+
+func (x *CheckpointSandboxRequest) GetOutputPath() string {
+	if x != nil {
+		return x.OutputPath
+	}
+	return ""
+}
+
+func (x *CheckpointSandboxRequest) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *CheckpointSandboxRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// CheckpointSandboxResponse is empty.
+type CheckpointSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointSandboxResponse) Reset() {
+	*x = CheckpointSandboxResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointSandboxResponse) ProtoMessage() {}
+
+func (x *CheckpointSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointSandboxResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{1}
+}
+
+// CheckRestoreRequest is the whole of what is to be restored.
+type CheckRestoreRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path of the checkpoint's folder.
+	CheckpointPath string `protobuf:"bytes,1,opt,name=checkpoint_path,json=checkpointPath,proto3" json:"checkpoint_path,omitempty"`
+	// Configuration of the pod.
+	Config *v1.PodSandboxConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
+	// Runtime handler; empty for the default one.
+	RuntimeHandler string `protobuf:"bytes,3,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
+	// Options of the runtime handler; none is known, so that any is refused.
+	Options map[string]string `protobuf:"bytes,4,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Configurations of all containers in the checkpoint.
+	ContainerConfigs []*v1.ContainerConfig `protobuf:"bytes,5,rep,name=container_configs,json=containerConfigs,proto3" json:"container_configs,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *CheckRestoreRequest) Reset() {
+	*x = CheckRestoreRequest{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRestoreRequest) ProtoMessage() {}
+
+func (x *CheckRestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRestoreRequest.ProtoReflect.Descriptor instead.
+func (*CheckRestoreRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CheckRestoreRequest) GetCheckpointPath() string {
+	if x != nil {
+		return x.CheckpointPath
+	}
+	return ""
+}
+
+func (x *CheckRestoreRequest) GetConfig() *v1.PodSandboxConfig {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+func (x *CheckRestoreRequest) GetRuntimeHandler() string {
+	if x != nil {
+		return x.RuntimeHandler
+	}
+	return ""
+}
+
+func (x *CheckRestoreRequest) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *CheckRestoreRequest) GetContainerConfigs() []*v1.ContainerConfig {
+	if x != nil {
+		return x.ContainerConfigs
+	}
+	return nil
+}
+
+// CheckRestoreResponse is empty.
+type CheckRestoreResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRestoreResponse) Reset() {
+	*x = CheckRestoreResponse{}
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRestoreResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRestoreResponse) ProtoMessage() {}
+
+func (x *CheckRestoreResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRestoreResponse.ProtoReflect.Descriptor instead.
+func (*CheckRestoreResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{3}
+}
 
 // PrepareSandboxRequest names the pod and the runtime handler to run it with.
 type PrepareSandboxRequest struct {
@@ -38,7 +277,7 @@ type PrepareSandboxRequest struct {
 
 func (x *PrepareSandboxRequest) Reset() {
 	*x = PrepareSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[0]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -50,7 +289,7 @@ func (x *PrepareSandboxRequest) String() string {
 func (*PrepareSandboxRequest) ProtoMessage() {}
 
 func (x *PrepareSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[0]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -63,7 +302,7 @@ func (x *PrepareSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PrepareSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{0}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PrepareSandboxRequest) GetSessionToken() string {
@@ -103,7 +342,7 @@ type PrepareSandboxResponse struct {
 
 func (x *PrepareSandboxResponse) Reset() {
 	*x = PrepareSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[1]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -115,7 +354,7 @@ func (x *PrepareSandboxResponse) String() string {
 func (*PrepareSandboxResponse) ProtoMessage() {}
 
 func (x *PrepareSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[1]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -128,7 +367,7 @@ func (x *PrepareSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PrepareSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{1}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PrepareSandboxResponse) GetSandboxId() string {
@@ -165,7 +404,7 @@ type CommitSandboxRequest struct {
 
 func (x *CommitSandboxRequest) Reset() {
 	*x = CommitSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[2]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -177,7 +416,7 @@ func (x *CommitSandboxRequest) String() string {
 func (*CommitSandboxRequest) ProtoMessage() {}
 
 func (x *CommitSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[2]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -190,7 +429,7 @@ func (x *CommitSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CommitSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{2}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CommitSandboxRequest) GetSessionToken() string {
@@ -216,7 +455,7 @@ type CommitSandboxResponse struct {
 
 func (x *CommitSandboxResponse) Reset() {
 	*x = CommitSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[3]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +467,7 @@ func (x *CommitSandboxResponse) String() string {
 func (*CommitSandboxResponse) ProtoMessage() {}
 
 func (x *CommitSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[3]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +480,7 @@ func (x *CommitSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CommitSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{3}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{7}
 }
 
 // AbortSandboxRequest names the prepared sandbox.
@@ -255,7 +494,7 @@ type AbortSandboxRequest struct {
 
 func (x *AbortSandboxRequest) Reset() {
 	*x = AbortSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[4]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -267,7 +506,7 @@ func (x *AbortSandboxRequest) String() string {
 func (*AbortSandboxRequest) ProtoMessage() {}
 
 func (x *AbortSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[4]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -280,7 +519,7 @@ func (x *AbortSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortSandboxRequest.ProtoReflect.Descriptor instead.
 func (*AbortSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{4}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AbortSandboxRequest) GetSandboxId() string {
@@ -299,7 +538,7 @@ type AbortSandboxResponse struct {
 
 func (x *AbortSandboxResponse) Reset() {
 	*x = AbortSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[5]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +550,7 @@ func (x *AbortSandboxResponse) String() string {
 func (*AbortSandboxResponse) ProtoMessage() {}
 
 func (x *AbortSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[5]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +563,7 @@ func (x *AbortSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortSandboxResponse.ProtoReflect.Descriptor instead.
 func (*AbortSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{5}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{9}
 }
 
 // QuiesceSandboxRequest names the sandbox.
@@ -338,7 +577,7 @@ type QuiesceSandboxRequest struct {
 
 func (x *QuiesceSandboxRequest) Reset() {
 	*x = QuiesceSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[6]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -350,7 +589,7 @@ func (x *QuiesceSandboxRequest) String() string {
 func (*QuiesceSandboxRequest) ProtoMessage() {}
 
 func (x *QuiesceSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[6]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -363,7 +602,7 @@ func (x *QuiesceSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuiesceSandboxRequest.ProtoReflect.Descriptor instead.
 func (*QuiesceSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{6}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *QuiesceSandboxRequest) GetSandboxId() string {
@@ -388,7 +627,7 @@ type QuiesceSandboxResponse struct {
 
 func (x *QuiesceSandboxResponse) Reset() {
 	*x = QuiesceSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[7]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -400,7 +639,7 @@ func (x *QuiesceSandboxResponse) String() string {
 func (*QuiesceSandboxResponse) ProtoMessage() {}
 
 func (x *QuiesceSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[7]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -413,7 +652,7 @@ func (x *QuiesceSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuiesceSandboxResponse.ProtoReflect.Descriptor instead.
 func (*QuiesceSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{7}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *QuiesceSandboxResponse) GetFound() bool {
@@ -448,7 +687,7 @@ type StopSandboxRequest struct {
 
 func (x *StopSandboxRequest) Reset() {
 	*x = StopSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[8]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +699,7 @@ func (x *StopSandboxRequest) String() string {
 func (*StopSandboxRequest) ProtoMessage() {}
 
 func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[8]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +712,7 @@ func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{8}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StopSandboxRequest) GetSandboxId() string {
@@ -492,7 +731,7 @@ type StopSandboxResponse struct {
 
 func (x *StopSandboxResponse) Reset() {
 	*x = StopSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[9]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +743,7 @@ func (x *StopSandboxResponse) String() string {
 func (*StopSandboxResponse) ProtoMessage() {}
 
 func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[9]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +756,7 @@ func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{13}
 }
 
 // RemoveSandboxRequest names the sandbox.
@@ -531,7 +770,7 @@ type RemoveSandboxRequest struct {
 
 func (x *RemoveSandboxRequest) Reset() {
 	*x = RemoveSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[10]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +782,7 @@ func (x *RemoveSandboxRequest) String() string {
 func (*RemoveSandboxRequest) ProtoMessage() {}
 
 func (x *RemoveSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[10]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +795,7 @@ func (x *RemoveSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RemoveSandboxRequest) GetSandboxId() string {
@@ -575,7 +814,7 @@ type RemoveSandboxResponse struct {
 
 func (x *RemoveSandboxResponse) Reset() {
 	*x = RemoveSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[11]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +826,7 @@ func (x *RemoveSandboxResponse) String() string {
 func (*RemoveSandboxResponse) ProtoMessage() {}
 
 func (x *RemoveSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[11]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +839,7 @@ func (x *RemoveSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{15}
 }
 
 // GetSandboxRequest names the sandbox.
@@ -616,7 +855,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[12]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +867,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[12]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +880,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -673,7 +912,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[13]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +924,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[13]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +937,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetSandboxResponse) GetStatus() *v1.PodSandboxStatus {
@@ -733,7 +972,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[14]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +984,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[14]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +997,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListSandboxesRequest) GetFilter() *v1.PodSandboxFilter {
@@ -779,7 +1018,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[15]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +1030,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[15]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +1043,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListSandboxesResponse) GetItems() []*v1.PodSandbox {
@@ -829,7 +1068,7 @@ type UpdateSandboxResourcesRequest struct {
 
 func (x *UpdateSandboxResourcesRequest) Reset() {
 	*x = UpdateSandboxResourcesRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[16]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +1080,7 @@ func (x *UpdateSandboxResourcesRequest) String() string {
 func (*UpdateSandboxResourcesRequest) ProtoMessage() {}
 
 func (x *UpdateSandboxResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[16]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +1093,7 @@ func (x *UpdateSandboxResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSandboxResourcesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSandboxResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateSandboxResourcesRequest) GetSandboxId() string {
@@ -889,7 +1128,7 @@ type UpdateSandboxResourcesResponse struct {
 
 func (x *UpdateSandboxResourcesResponse) Reset() {
 	*x = UpdateSandboxResourcesResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[17]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1140,7 @@ func (x *UpdateSandboxResourcesResponse) String() string {
 func (*UpdateSandboxResourcesResponse) ProtoMessage() {}
 
 func (x *UpdateSandboxResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[17]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1153,7 @@ func (x *UpdateSandboxResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSandboxResourcesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSandboxResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateSandboxResourcesResponse) GetPod() *api.PodSandbox {
@@ -940,7 +1179,7 @@ type PortForwardRequest struct {
 
 func (x *PortForwardRequest) Reset() {
 	*x = PortForwardRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[18]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1191,7 @@ func (x *PortForwardRequest) String() string {
 func (*PortForwardRequest) ProtoMessage() {}
 
 func (x *PortForwardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[18]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1204,7 @@ func (x *PortForwardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardRequest.ProtoReflect.Descriptor instead.
 func (*PortForwardRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PortForwardRequest) GetMessage() isPortForwardRequest_Message {
@@ -1024,7 +1263,7 @@ type PortForwardTarget struct {
 
 func (x *PortForwardTarget) Reset() {
 	*x = PortForwardTarget{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[19]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1275,7 @@ func (x *PortForwardTarget) String() string {
 func (*PortForwardTarget) ProtoMessage() {}
 
 func (x *PortForwardTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[19]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1288,7 @@ func (x *PortForwardTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardTarget.ProtoReflect.Descriptor instead.
 func (*PortForwardTarget) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PortForwardTarget) GetSandboxId() string {
@@ -1077,7 +1316,7 @@ type PortForwardResponse struct {
 
 func (x *PortForwardResponse) Reset() {
 	*x = PortForwardResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[20]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1328,7 @@ func (x *PortForwardResponse) String() string {
 func (*PortForwardResponse) ProtoMessage() {}
 
 func (x *PortForwardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[20]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1341,7 @@ func (x *PortForwardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardResponse.ProtoReflect.Descriptor instead.
 func (*PortForwardResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PortForwardResponse) GetData() []byte {
@@ -1123,7 +1362,7 @@ type GetSandboxStatsRequest struct {
 
 func (x *GetSandboxStatsRequest) Reset() {
 	*x = GetSandboxStatsRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[21]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1374,7 @@ func (x *GetSandboxStatsRequest) String() string {
 func (*GetSandboxStatsRequest) ProtoMessage() {}
 
 func (x *GetSandboxStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[21]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1387,7 @@ func (x *GetSandboxStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetSandboxStatsRequest) GetSandboxId() string {
@@ -1169,7 +1408,7 @@ type GetSandboxStatsResponse struct {
 
 func (x *GetSandboxStatsResponse) Reset() {
 	*x = GetSandboxStatsResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[22]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1420,7 @@ func (x *GetSandboxStatsResponse) String() string {
 func (*GetSandboxStatsResponse) ProtoMessage() {}
 
 func (x *GetSandboxStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[22]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1433,7 @@ func (x *GetSandboxStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetSandboxStatsResponse) GetStats() *v1.PodSandboxStats {
@@ -1215,7 +1454,7 @@ type ListSandboxStatsRequest struct {
 
 func (x *ListSandboxStatsRequest) Reset() {
 	*x = ListSandboxStatsRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[23]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1466,7 @@ func (x *ListSandboxStatsRequest) String() string {
 func (*ListSandboxStatsRequest) ProtoMessage() {}
 
 func (x *ListSandboxStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[23]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1479,7 @@ func (x *ListSandboxStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListSandboxStatsRequest) GetFilter() *v1.PodSandboxStatsFilter {
@@ -1261,7 +1500,7 @@ type ListSandboxStatsResponse struct {
 
 func (x *ListSandboxStatsResponse) Reset() {
 	*x = ListSandboxStatsResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[24]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1512,7 @@ func (x *ListSandboxStatsResponse) String() string {
 func (*ListSandboxStatsResponse) ProtoMessage() {}
 
 func (x *ListSandboxStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[24]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1525,7 @@ func (x *ListSandboxStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListSandboxStatsResponse) GetStats() []*v1.PodSandboxStats {
@@ -1307,7 +1546,7 @@ type StreamSandboxesRequest struct {
 
 func (x *StreamSandboxesRequest) Reset() {
 	*x = StreamSandboxesRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1558,7 @@ func (x *StreamSandboxesRequest) String() string {
 func (*StreamSandboxesRequest) ProtoMessage() {}
 
 func (x *StreamSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[25]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1571,7 @@ func (x *StreamSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*StreamSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StreamSandboxesRequest) GetFilter() *v1.PodSandboxFilter {
@@ -1353,7 +1592,7 @@ type StreamSandboxesResponse struct {
 
 func (x *StreamSandboxesResponse) Reset() {
 	*x = StreamSandboxesResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1604,7 @@ func (x *StreamSandboxesResponse) String() string {
 func (*StreamSandboxesResponse) ProtoMessage() {}
 
 func (x *StreamSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[26]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1617,7 @@ func (x *StreamSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*StreamSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StreamSandboxesResponse) GetItems() []*v1.PodSandbox {
@@ -1399,7 +1638,7 @@ type StreamSandboxStatsRequest struct {
 
 func (x *StreamSandboxStatsRequest) Reset() {
 	*x = StreamSandboxStatsRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1650,7 @@ func (x *StreamSandboxStatsRequest) String() string {
 func (*StreamSandboxStatsRequest) ProtoMessage() {}
 
 func (x *StreamSandboxStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[27]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1663,7 @@ func (x *StreamSandboxStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxStatsRequest.ProtoReflect.Descriptor instead.
 func (*StreamSandboxStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StreamSandboxStatsRequest) GetFilter() *v1.PodSandboxStatsFilter {
@@ -1445,7 +1684,7 @@ type StreamSandboxStatsResponse struct {
 
 func (x *StreamSandboxStatsResponse) Reset() {
 	*x = StreamSandboxStatsResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1696,7 @@ func (x *StreamSandboxStatsResponse) String() string {
 func (*StreamSandboxStatsResponse) ProtoMessage() {}
 
 func (x *StreamSandboxStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[28]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1709,7 @@ func (x *StreamSandboxStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxStatsResponse.ProtoReflect.Descriptor instead.
 func (*StreamSandboxStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StreamSandboxStatsResponse) GetStats() []*v1.PodSandboxStats {
@@ -1489,7 +1728,7 @@ type StreamSandboxMetricsRequest struct {
 
 func (x *StreamSandboxMetricsRequest) Reset() {
 	*x = StreamSandboxMetricsRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1740,7 @@ func (x *StreamSandboxMetricsRequest) String() string {
 func (*StreamSandboxMetricsRequest) ProtoMessage() {}
 
 func (x *StreamSandboxMetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[29]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1753,7 @@ func (x *StreamSandboxMetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxMetricsRequest.ProtoReflect.Descriptor instead.
 func (*StreamSandboxMetricsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{33}
 }
 
 // StreamSandboxMetricsResponse is a piece of the metrics.
@@ -1528,7 +1767,7 @@ type StreamSandboxMetricsResponse struct {
 
 func (x *StreamSandboxMetricsResponse) Reset() {
 	*x = StreamSandboxMetricsResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1779,7 @@ func (x *StreamSandboxMetricsResponse) String() string {
 func (*StreamSandboxMetricsResponse) ProtoMessage() {}
 
 func (x *StreamSandboxMetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[30]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1792,7 @@ func (x *StreamSandboxMetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSandboxMetricsResponse.ProtoReflect.Descriptor instead.
 func (*StreamSandboxMetricsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StreamSandboxMetricsResponse) GetMetrics() []*v1.PodSandboxMetrics {
@@ -1572,7 +1811,7 @@ type ListMetricDescriptorsRequest struct {
 
 func (x *ListMetricDescriptorsRequest) Reset() {
 	*x = ListMetricDescriptorsRequest{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1823,7 @@ func (x *ListMetricDescriptorsRequest) String() string {
 func (*ListMetricDescriptorsRequest) ProtoMessage() {}
 
 func (x *ListMetricDescriptorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[31]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1836,7 @@ func (x *ListMetricDescriptorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMetricDescriptorsRequest.ProtoReflect.Descriptor instead.
 func (*ListMetricDescriptorsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{35}
 }
 
 // ListMetricDescriptorsResponse has the wire form of CRI's ListMetricDescriptorsResponse.
@@ -1611,7 +1850,7 @@ type ListMetricDescriptorsResponse struct {
 
 func (x *ListMetricDescriptorsResponse) Reset() {
 	*x = ListMetricDescriptorsResponse{}
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1862,7 @@ func (x *ListMetricDescriptorsResponse) String() string {
 func (*ListMetricDescriptorsResponse) ProtoMessage() {}
 
 func (x *ListMetricDescriptorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[32]
+	mi := &file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1875,7 @@ func (x *ListMetricDescriptorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMetricDescriptorsResponse.ProtoReflect.Descriptor instead.
 func (*ListMetricDescriptorsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListMetricDescriptorsResponse) GetDescriptors() []*v1.MetricDescriptor {
@@ -1650,7 +1889,29 @@ var File_crisp_sandbox_v1_sandbox_service_proto protoreflect.FileDescriptor
 
 const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\n" +
-	"&crisp/sandbox/v1/sandbox_service.proto\x12\x10crisp.sandbox.v1\x1a\x11pkg/api/api.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\x9b\x01\n" +
+	"&crisp/sandbox/v1/sandbox_service.proto\x12\x10crisp.sandbox.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x11pkg/api/api.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\xc3\x02\n" +
+	"\x18CheckpointSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12#\n" +
+	"\rcontainer_ids\x18\x02 \x03(\tR\fcontainerIds\x12\x1f\n" +
+	"\voutput_path\x18\x03 \x01(\tR\n" +
+	"outputPath\x12Q\n" +
+	"\aoptions\x18\x04 \x03(\v27.crisp.sandbox.v1.CheckpointSandboxRequest.OptionsEntryR\aoptions\x123\n" +
+	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1b\n" +
+	"\x19CheckpointSandboxResponse\"\xf1\x02\n" +
+	"\x13CheckRestoreRequest\x12'\n" +
+	"\x0fcheckpoint_path\x18\x01 \x01(\tR\x0echeckpointPath\x124\n" +
+	"\x06config\x18\x02 \x01(\v2\x1c.runtime.v1.PodSandboxConfigR\x06config\x12'\n" +
+	"\x0fruntime_handler\x18\x03 \x01(\tR\x0eruntimeHandler\x12L\n" +
+	"\aoptions\x18\x04 \x03(\v22.crisp.sandbox.v1.CheckRestoreRequest.OptionsEntryR\aoptions\x12H\n" +
+	"\x11container_configs\x18\x05 \x03(\v2\x1b.runtime.v1.ContainerConfigR\x10containerConfigs\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x16\n" +
+	"\x14CheckRestoreResponse\"\x9b\x01\n" +
 	"\x15PrepareSandboxRequest\x12#\n" +
 	"\rsession_token\x18\x01 \x01(\tR\fsessionToken\x124\n" +
 	"\x06config\x18\x02 \x01(\v2\x1c.runtime.v1.PodSandboxConfigR\x06config\x12'\n" +
@@ -1742,7 +2003,7 @@ const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\ametrics\x18\x01 \x03(\v2\x1d.runtime.v1.PodSandboxMetricsR\ametrics\"\x1e\n" +
 	"\x1cListMetricDescriptorsRequest\"_\n" +
 	"\x1dListMetricDescriptorsResponse\x12>\n" +
-	"\vdescriptors\x18\x01 \x03(\v2\x1c.runtime.v1.MetricDescriptorR\vdescriptors2\x94\r\n" +
+	"\vdescriptors\x18\x01 \x03(\v2\x1c.runtime.v1.MetricDescriptorR\vdescriptors2\xe1\x0e\n" +
 	"\x0eSandboxService\x12c\n" +
 	"\x0ePrepareSandbox\x12'.crisp.sandbox.v1.PrepareSandboxRequest\x1a(.crisp.sandbox.v1.PrepareSandboxResponse\x12`\n" +
 	"\rCommitSandbox\x12&.crisp.sandbox.v1.CommitSandboxRequest\x1a'.crisp.sandbox.v1.CommitSandboxResponse\x12]\n" +
@@ -1760,7 +2021,9 @@ const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"\x0fStreamSandboxes\x12(.crisp.sandbox.v1.StreamSandboxesRequest\x1a).crisp.sandbox.v1.StreamSandboxesResponse0\x01\x12q\n" +
 	"\x12StreamSandboxStats\x12+.crisp.sandbox.v1.StreamSandboxStatsRequest\x1a,.crisp.sandbox.v1.StreamSandboxStatsResponse0\x01\x12w\n" +
 	"\x14StreamSandboxMetrics\x12-.crisp.sandbox.v1.StreamSandboxMetricsRequest\x1a..crisp.sandbox.v1.StreamSandboxMetricsResponse0\x01\x12x\n" +
-	"\x15ListMetricDescriptors\x12..crisp.sandbox.v1.ListMetricDescriptorsRequest\x1a/.crisp.sandbox.v1.ListMetricDescriptorsResponseB\xce\x01\n" +
+	"\x15ListMetricDescriptors\x12..crisp.sandbox.v1.ListMetricDescriptorsRequest\x1a/.crisp.sandbox.v1.ListMetricDescriptorsResponse\x12l\n" +
+	"\x11CheckpointSandbox\x12*.crisp.sandbox.v1.CheckpointSandboxRequest\x1a+.crisp.sandbox.v1.CheckpointSandboxResponse\x12]\n" +
+	"\fCheckRestore\x12%.crisp.sandbox.v1.CheckRestoreRequest\x1a&.crisp.sandbox.v1.CheckRestoreResponseB\xce\x01\n" +
 	"\x14com.crisp.sandbox.v1B\x13SandboxServiceProtoP\x01Z?github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1;sandboxv1\xa2\x02\x03CSX\xaa\x02\x10Crisp.Sandbox.V1\xca\x02\x10Crisp\\Sandbox\\V1\xe2\x02\x1cCrisp\\Sandbox\\V1\\GPBMetadata\xea\x02\x12Crisp::Sandbox::V1b\x06proto3"
 
 var (
@@ -1775,115 +2038,132 @@ func file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP() []byte {
 	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescData
 }
 
-var file_crisp_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_crisp_sandbox_v1_sandbox_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_crisp_sandbox_v1_sandbox_service_proto_goTypes = []any{
-	(*PrepareSandboxRequest)(nil),          // 0: crisp.sandbox.v1.PrepareSandboxRequest
-	(*PrepareSandboxResponse)(nil),         // 1: crisp.sandbox.v1.PrepareSandboxResponse
-	(*CommitSandboxRequest)(nil),           // 2: crisp.sandbox.v1.CommitSandboxRequest
-	(*CommitSandboxResponse)(nil),          // 3: crisp.sandbox.v1.CommitSandboxResponse
-	(*AbortSandboxRequest)(nil),            // 4: crisp.sandbox.v1.AbortSandboxRequest
-	(*AbortSandboxResponse)(nil),           // 5: crisp.sandbox.v1.AbortSandboxResponse
-	(*QuiesceSandboxRequest)(nil),          // 6: crisp.sandbox.v1.QuiesceSandboxRequest
-	(*QuiesceSandboxResponse)(nil),         // 7: crisp.sandbox.v1.QuiesceSandboxResponse
-	(*StopSandboxRequest)(nil),             // 8: crisp.sandbox.v1.StopSandboxRequest
-	(*StopSandboxResponse)(nil),            // 9: crisp.sandbox.v1.StopSandboxResponse
-	(*RemoveSandboxRequest)(nil),           // 10: crisp.sandbox.v1.RemoveSandboxRequest
-	(*RemoveSandboxResponse)(nil),          // 11: crisp.sandbox.v1.RemoveSandboxResponse
-	(*GetSandboxRequest)(nil),              // 12: crisp.sandbox.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),             // 13: crisp.sandbox.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),           // 14: crisp.sandbox.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),          // 15: crisp.sandbox.v1.ListSandboxesResponse
-	(*UpdateSandboxResourcesRequest)(nil),  // 16: crisp.sandbox.v1.UpdateSandboxResourcesRequest
-	(*UpdateSandboxResourcesResponse)(nil), // 17: crisp.sandbox.v1.UpdateSandboxResourcesResponse
-	(*PortForwardRequest)(nil),             // 18: crisp.sandbox.v1.PortForwardRequest
-	(*PortForwardTarget)(nil),              // 19: crisp.sandbox.v1.PortForwardTarget
-	(*PortForwardResponse)(nil),            // 20: crisp.sandbox.v1.PortForwardResponse
-	(*GetSandboxStatsRequest)(nil),         // 21: crisp.sandbox.v1.GetSandboxStatsRequest
-	(*GetSandboxStatsResponse)(nil),        // 22: crisp.sandbox.v1.GetSandboxStatsResponse
-	(*ListSandboxStatsRequest)(nil),        // 23: crisp.sandbox.v1.ListSandboxStatsRequest
-	(*ListSandboxStatsResponse)(nil),       // 24: crisp.sandbox.v1.ListSandboxStatsResponse
-	(*StreamSandboxesRequest)(nil),         // 25: crisp.sandbox.v1.StreamSandboxesRequest
-	(*StreamSandboxesResponse)(nil),        // 26: crisp.sandbox.v1.StreamSandboxesResponse
-	(*StreamSandboxStatsRequest)(nil),      // 27: crisp.sandbox.v1.StreamSandboxStatsRequest
-	(*StreamSandboxStatsResponse)(nil),     // 28: crisp.sandbox.v1.StreamSandboxStatsResponse
-	(*StreamSandboxMetricsRequest)(nil),    // 29: crisp.sandbox.v1.StreamSandboxMetricsRequest
-	(*StreamSandboxMetricsResponse)(nil),   // 30: crisp.sandbox.v1.StreamSandboxMetricsResponse
-	(*ListMetricDescriptorsRequest)(nil),   // 31: crisp.sandbox.v1.ListMetricDescriptorsRequest
-	(*ListMetricDescriptorsResponse)(nil),  // 32: crisp.sandbox.v1.ListMetricDescriptorsResponse
-	nil,                                    // 33: crisp.sandbox.v1.GetSandboxResponse.InfoEntry
-	(*v1.PodSandboxConfig)(nil),            // 34: runtime.v1.PodSandboxConfig
-	(*api.PodSandbox)(nil),                 // 35: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                  // 36: nri.pkg.api.v1alpha1.Container
-	(*v1.PodSandboxStatus)(nil),            // 37: runtime.v1.PodSandboxStatus
-	(*v1.ContainerStatus)(nil),             // 38: runtime.v1.ContainerStatus
-	(*v1.PodSandboxFilter)(nil),            // 39: runtime.v1.PodSandboxFilter
-	(*v1.PodSandbox)(nil),                  // 40: runtime.v1.PodSandbox
-	(*v1.LinuxContainerResources)(nil),     // 41: runtime.v1.LinuxContainerResources
-	(*v1.PodSandboxStats)(nil),             // 42: runtime.v1.PodSandboxStats
-	(*v1.PodSandboxStatsFilter)(nil),       // 43: runtime.v1.PodSandboxStatsFilter
-	(*v1.PodSandboxMetrics)(nil),           // 44: runtime.v1.PodSandboxMetrics
-	(*v1.MetricDescriptor)(nil),            // 45: runtime.v1.MetricDescriptor
+	(*CheckpointSandboxRequest)(nil),       // 0: crisp.sandbox.v1.CheckpointSandboxRequest
+	(*CheckpointSandboxResponse)(nil),      // 1: crisp.sandbox.v1.CheckpointSandboxResponse
+	(*CheckRestoreRequest)(nil),            // 2: crisp.sandbox.v1.CheckRestoreRequest
+	(*CheckRestoreResponse)(nil),           // 3: crisp.sandbox.v1.CheckRestoreResponse
+	(*PrepareSandboxRequest)(nil),          // 4: crisp.sandbox.v1.PrepareSandboxRequest
+	(*PrepareSandboxResponse)(nil),         // 5: crisp.sandbox.v1.PrepareSandboxResponse
+	(*CommitSandboxRequest)(nil),           // 6: crisp.sandbox.v1.CommitSandboxRequest
+	(*CommitSandboxResponse)(nil),          // 7: crisp.sandbox.v1.CommitSandboxResponse
+	(*AbortSandboxRequest)(nil),            // 8: crisp.sandbox.v1.AbortSandboxRequest
+	(*AbortSandboxResponse)(nil),           // 9: crisp.sandbox.v1.AbortSandboxResponse
+	(*QuiesceSandboxRequest)(nil),          // 10: crisp.sandbox.v1.QuiesceSandboxRequest
+	(*QuiesceSandboxResponse)(nil),         // 11: crisp.sandbox.v1.QuiesceSandboxResponse
+	(*StopSandboxRequest)(nil),             // 12: crisp.sandbox.v1.StopSandboxRequest
+	(*StopSandboxResponse)(nil),            // 13: crisp.sandbox.v1.StopSandboxResponse
+	(*RemoveSandboxRequest)(nil),           // 14: crisp.sandbox.v1.RemoveSandboxRequest
+	(*RemoveSandboxResponse)(nil),          // 15: crisp.sandbox.v1.RemoveSandboxResponse
+	(*GetSandboxRequest)(nil),              // 16: crisp.sandbox.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),             // 17: crisp.sandbox.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),           // 18: crisp.sandbox.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),          // 19: crisp.sandbox.v1.ListSandboxesResponse
+	(*UpdateSandboxResourcesRequest)(nil),  // 20: crisp.sandbox.v1.UpdateSandboxResourcesRequest
+	(*UpdateSandboxResourcesResponse)(nil), // 21: crisp.sandbox.v1.UpdateSandboxResourcesResponse
+	(*PortForwardRequest)(nil),             // 22: crisp.sandbox.v1.PortForwardRequest
+	(*PortForwardTarget)(nil),              // 23: crisp.sandbox.v1.PortForwardTarget
+	(*PortForwardResponse)(nil),            // 24: crisp.sandbox.v1.PortForwardResponse
+	(*GetSandboxStatsRequest)(nil),         // 25: crisp.sandbox.v1.GetSandboxStatsRequest
+	(*GetSandboxStatsResponse)(nil),        // 26: crisp.sandbox.v1.GetSandboxStatsResponse
+	(*ListSandboxStatsRequest)(nil),        // 27: crisp.sandbox.v1.ListSandboxStatsRequest
+	(*ListSandboxStatsResponse)(nil),       // 28: crisp.sandbox.v1.ListSandboxStatsResponse
+	(*StreamSandboxesRequest)(nil),         // 29: crisp.sandbox.v1.StreamSandboxesRequest
+	(*StreamSandboxesResponse)(nil),        // 30: crisp.sandbox.v1.StreamSandboxesResponse
+	(*StreamSandboxStatsRequest)(nil),      // 31: crisp.sandbox.v1.StreamSandboxStatsRequest
+	(*StreamSandboxStatsResponse)(nil),     // 32: crisp.sandbox.v1.StreamSandboxStatsResponse
+	(*StreamSandboxMetricsRequest)(nil),    // 33: crisp.sandbox.v1.StreamSandboxMetricsRequest
+	(*StreamSandboxMetricsResponse)(nil),   // 34: crisp.sandbox.v1.StreamSandboxMetricsResponse
+	(*ListMetricDescriptorsRequest)(nil),   // 35: crisp.sandbox.v1.ListMetricDescriptorsRequest
+	(*ListMetricDescriptorsResponse)(nil),  // 36: crisp.sandbox.v1.ListMetricDescriptorsResponse
+	nil,                                    // 37: crisp.sandbox.v1.CheckpointSandboxRequest.OptionsEntry
+	nil,                                    // 38: crisp.sandbox.v1.CheckRestoreRequest.OptionsEntry
+	nil,                                    // 39: crisp.sandbox.v1.GetSandboxResponse.InfoEntry
+	(*durationpb.Duration)(nil),            // 40: google.protobuf.Duration
+	(*v1.PodSandboxConfig)(nil),            // 41: runtime.v1.PodSandboxConfig
+	(*v1.ContainerConfig)(nil),             // 42: runtime.v1.ContainerConfig
+	(*api.PodSandbox)(nil),                 // 43: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                  // 44: nri.pkg.api.v1alpha1.Container
+	(*v1.PodSandboxStatus)(nil),            // 45: runtime.v1.PodSandboxStatus
+	(*v1.ContainerStatus)(nil),             // 46: runtime.v1.ContainerStatus
+	(*v1.PodSandboxFilter)(nil),            // 47: runtime.v1.PodSandboxFilter
+	(*v1.PodSandbox)(nil),                  // 48: runtime.v1.PodSandbox
+	(*v1.LinuxContainerResources)(nil),     // 49: runtime.v1.LinuxContainerResources
+	(*v1.PodSandboxStats)(nil),             // 50: runtime.v1.PodSandboxStats
+	(*v1.PodSandboxStatsFilter)(nil),       // 51: runtime.v1.PodSandboxStatsFilter
+	(*v1.PodSandboxMetrics)(nil),           // 52: runtime.v1.PodSandboxMetrics
+	(*v1.MetricDescriptor)(nil),            // 53: runtime.v1.MetricDescriptor
 }
 var file_crisp_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
-	34, // 0: crisp.sandbox.v1.PrepareSandboxRequest.config:type_name -> runtime.v1.PodSandboxConfig
-	35, // 1: crisp.sandbox.v1.PrepareSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	35, // 2: crisp.sandbox.v1.QuiesceSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	36, // 3: crisp.sandbox.v1.QuiesceSandboxResponse.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	37, // 4: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
-	33, // 5: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
-	38, // 6: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
-	39, // 7: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
-	40, // 8: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
-	41, // 9: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
-	41, // 10: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
-	35, // 11: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	19, // 12: crisp.sandbox.v1.PortForwardRequest.target:type_name -> crisp.sandbox.v1.PortForwardTarget
-	42, // 13: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	43, // 14: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
-	42, // 15: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	39, // 16: crisp.sandbox.v1.StreamSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
-	40, // 17: crisp.sandbox.v1.StreamSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
-	43, // 18: crisp.sandbox.v1.StreamSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
-	42, // 19: crisp.sandbox.v1.StreamSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	44, // 20: crisp.sandbox.v1.StreamSandboxMetricsResponse.metrics:type_name -> runtime.v1.PodSandboxMetrics
-	45, // 21: crisp.sandbox.v1.ListMetricDescriptorsResponse.descriptors:type_name -> runtime.v1.MetricDescriptor
-	0,  // 22: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
-	2,  // 23: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
-	4,  // 24: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
-	6,  // 25: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
-	8,  // 26: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
-	10, // 27: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
-	12, // 28: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
-	14, // 29: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
-	16, // 30: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
-	18, // 31: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
-	21, // 32: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
-	23, // 33: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
-	25, // 34: crisp.sandbox.v1.SandboxService.StreamSandboxes:input_type -> crisp.sandbox.v1.StreamSandboxesRequest
-	27, // 35: crisp.sandbox.v1.SandboxService.StreamSandboxStats:input_type -> crisp.sandbox.v1.StreamSandboxStatsRequest
-	29, // 36: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:input_type -> crisp.sandbox.v1.StreamSandboxMetricsRequest
-	31, // 37: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:input_type -> crisp.sandbox.v1.ListMetricDescriptorsRequest
-	1,  // 38: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
-	3,  // 39: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
-	5,  // 40: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
-	7,  // 41: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
-	9,  // 42: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
-	11, // 43: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
-	13, // 44: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
-	15, // 45: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
-	17, // 46: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
-	20, // 47: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
-	22, // 48: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
-	24, // 49: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
-	26, // 50: crisp.sandbox.v1.SandboxService.StreamSandboxes:output_type -> crisp.sandbox.v1.StreamSandboxesResponse
-	28, // 51: crisp.sandbox.v1.SandboxService.StreamSandboxStats:output_type -> crisp.sandbox.v1.StreamSandboxStatsResponse
-	30, // 52: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:output_type -> crisp.sandbox.v1.StreamSandboxMetricsResponse
-	32, // 53: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:output_type -> crisp.sandbox.v1.ListMetricDescriptorsResponse
-	38, // [38:54] is the sub-list for method output_type
-	22, // [22:38] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	37, // 0: crisp.sandbox.v1.CheckpointSandboxRequest.options:type_name -> crisp.sandbox.v1.CheckpointSandboxRequest.OptionsEntry
+	40, // 1: crisp.sandbox.v1.CheckpointSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	41, // 2: crisp.sandbox.v1.CheckRestoreRequest.config:type_name -> runtime.v1.PodSandboxConfig
+	38, // 3: crisp.sandbox.v1.CheckRestoreRequest.options:type_name -> crisp.sandbox.v1.CheckRestoreRequest.OptionsEntry
+	42, // 4: crisp.sandbox.v1.CheckRestoreRequest.container_configs:type_name -> runtime.v1.ContainerConfig
+	41, // 5: crisp.sandbox.v1.PrepareSandboxRequest.config:type_name -> runtime.v1.PodSandboxConfig
+	43, // 6: crisp.sandbox.v1.PrepareSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	43, // 7: crisp.sandbox.v1.QuiesceSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	44, // 8: crisp.sandbox.v1.QuiesceSandboxResponse.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	45, // 9: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
+	39, // 10: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
+	46, // 11: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
+	47, // 12: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	48, // 13: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	49, // 14: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
+	49, // 15: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
+	43, // 16: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	23, // 17: crisp.sandbox.v1.PortForwardRequest.target:type_name -> crisp.sandbox.v1.PortForwardTarget
+	50, // 18: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	51, // 19: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	50, // 20: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	47, // 21: crisp.sandbox.v1.StreamSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	48, // 22: crisp.sandbox.v1.StreamSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	51, // 23: crisp.sandbox.v1.StreamSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	50, // 24: crisp.sandbox.v1.StreamSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	52, // 25: crisp.sandbox.v1.StreamSandboxMetricsResponse.metrics:type_name -> runtime.v1.PodSandboxMetrics
+	53, // 26: crisp.sandbox.v1.ListMetricDescriptorsResponse.descriptors:type_name -> runtime.v1.MetricDescriptor
+	4,  // 27: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
+	6,  // 28: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
+	8,  // 29: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
+	10, // 30: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
+	12, // 31: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
+	14, // 32: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
+	16, // 33: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
+	18, // 34: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
+	20, // 35: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
+	22, // 36: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
+	25, // 37: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
+	27, // 38: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
+	29, // 39: crisp.sandbox.v1.SandboxService.StreamSandboxes:input_type -> crisp.sandbox.v1.StreamSandboxesRequest
+	31, // 40: crisp.sandbox.v1.SandboxService.StreamSandboxStats:input_type -> crisp.sandbox.v1.StreamSandboxStatsRequest
+	33, // 41: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:input_type -> crisp.sandbox.v1.StreamSandboxMetricsRequest
+	35, // 42: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:input_type -> crisp.sandbox.v1.ListMetricDescriptorsRequest
+	0,  // 43: crisp.sandbox.v1.SandboxService.CheckpointSandbox:input_type -> crisp.sandbox.v1.CheckpointSandboxRequest
+	2,  // 44: crisp.sandbox.v1.SandboxService.CheckRestore:input_type -> crisp.sandbox.v1.CheckRestoreRequest
+	5,  // 45: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
+	7,  // 46: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
+	9,  // 47: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
+	11, // 48: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
+	13, // 49: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
+	15, // 50: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
+	17, // 51: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
+	19, // 52: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
+	21, // 53: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
+	24, // 54: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
+	26, // 55: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
+	28, // 56: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
+	30, // 57: crisp.sandbox.v1.SandboxService.StreamSandboxes:output_type -> crisp.sandbox.v1.StreamSandboxesResponse
+	32, // 58: crisp.sandbox.v1.SandboxService.StreamSandboxStats:output_type -> crisp.sandbox.v1.StreamSandboxStatsResponse
+	34, // 59: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:output_type -> crisp.sandbox.v1.StreamSandboxMetricsResponse
+	36, // 60: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:output_type -> crisp.sandbox.v1.ListMetricDescriptorsResponse
+	1,  // 61: crisp.sandbox.v1.SandboxService.CheckpointSandbox:output_type -> crisp.sandbox.v1.CheckpointSandboxResponse
+	3,  // 62: crisp.sandbox.v1.SandboxService.CheckRestore:output_type -> crisp.sandbox.v1.CheckRestoreResponse
+	45, // [45:63] is the sub-list for method output_type
+	27, // [27:45] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_crisp_sandbox_v1_sandbox_service_proto_init() }
@@ -1891,7 +2171,7 @@ func file_crisp_sandbox_v1_sandbox_service_proto_init() {
 	if File_crisp_sandbox_v1_sandbox_service_proto != nil {
 		return
 	}
-	file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[18].OneofWrappers = []any{
+	file_crisp_sandbox_v1_sandbox_service_proto_msgTypes[22].OneofWrappers = []any{
 		(*PortForwardRequest_Target)(nil),
 		(*PortForwardRequest_Data)(nil),
 	}
@@ -1901,7 +2181,7 @@ func file_crisp_sandbox_v1_sandbox_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_sandbox_v1_sandbox_service_proto_rawDesc), len(file_crisp_sandbox_v1_sandbox_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,8 @@ const (
 	SandboxService_StreamSandboxStats_FullMethodName     = "/crisp.sandbox.v1.SandboxService/StreamSandboxStats"
 	SandboxService_StreamSandboxMetrics_FullMethodName   = "/crisp.sandbox.v1.SandboxService/StreamSandboxMetrics"
 	SandboxService_ListMetricDescriptors_FullMethodName  = "/crisp.sandbox.v1.SandboxService/ListMetricDescriptors"
+	SandboxService_CheckpointSandbox_FullMethodName      = "/crisp.sandbox.v1.SandboxService/CheckpointSandbox"
+	SandboxService_CheckRestore_FullMethodName           = "/crisp.sandbox.v1.SandboxService/CheckRestore"
 )
 
 // SandboxServiceClient is the client API for SandboxService service.
@@ -92,6 +94,17 @@ type SandboxServiceClient interface {
 	// ListMetricDescriptors describes every metric that StreamSandboxMetrics may send. It
 	// answers also before recovery is done, and always the same.
 	ListMetricDescriptors(ctx context.Context, in *ListMetricDescriptorsRequest, opts ...grpc.CallOption) (*ListMetricDescriptorsResponse, error)
+	// CheckpointSandbox writes the state of running containers of a sandbox at one point in
+	// time into an empty folder: all are paused, then all are captured, then all are resumed,
+	// whatever happens. It leaves the folder empty if it fails, and may not be repeated after
+	// a success.
+	// Errors: NotFound, InvalidArgument, FailedPrecondition (sandbox or container not
+	// running, folder not empty, the node cannot), DeadlineExceeded (timeout).
+	CheckpointSandbox(ctx context.Context, in *CheckpointSandboxRequest, opts ...grpc.CallOption) (*CheckpointSandboxResponse, error)
+	// CheckRestore says whether a pod can be restored from a checkpoint, and changes nothing.
+	// Errors: NotFound (checkpoint, runtime handler), InvalidArgument (configurations do not
+	// fit the checkpoint), FailedPrecondition (not a checkpoint that this node can restore).
+	CheckRestore(ctx context.Context, in *CheckRestoreRequest, opts ...grpc.CallOption) (*CheckRestoreResponse, error)
 }
 
 type sandboxServiceClient struct {
@@ -292,6 +305,26 @@ func (c *sandboxServiceClient) ListMetricDescriptors(ctx context.Context, in *Li
 	return out, nil
 }
 
+func (c *sandboxServiceClient) CheckpointSandbox(ctx context.Context, in *CheckpointSandboxRequest, opts ...grpc.CallOption) (*CheckpointSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckpointSandboxResponse)
+	err := c.cc.Invoke(ctx, SandboxService_CheckpointSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sandboxServiceClient) CheckRestore(ctx context.Context, in *CheckRestoreRequest, opts ...grpc.CallOption) (*CheckRestoreResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckRestoreResponse)
+	err := c.cc.Invoke(ctx, SandboxService_CheckRestore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SandboxServiceServer is the server API for SandboxService service.
 // All implementations must embed UnimplementedSandboxServiceServer
 // for forward compatibility.
@@ -347,6 +380,17 @@ type SandboxServiceServer interface {
 	// ListMetricDescriptors describes every metric that StreamSandboxMetrics may send. It
 	// answers also before recovery is done, and always the same.
 	ListMetricDescriptors(context.Context, *ListMetricDescriptorsRequest) (*ListMetricDescriptorsResponse, error)
+	// CheckpointSandbox writes the state of running containers of a sandbox at one point in
+	// time into an empty folder: all are paused, then all are captured, then all are resumed,
+	// whatever happens. It leaves the folder empty if it fails, and may not be repeated after
+	// a success.
+	// Errors: NotFound, InvalidArgument, FailedPrecondition (sandbox or container not
+	// running, folder not empty, the node cannot), DeadlineExceeded (timeout).
+	CheckpointSandbox(context.Context, *CheckpointSandboxRequest) (*CheckpointSandboxResponse, error)
+	// CheckRestore says whether a pod can be restored from a checkpoint, and changes nothing.
+	// Errors: NotFound (checkpoint, runtime handler), InvalidArgument (configurations do not
+	// fit the checkpoint), FailedPrecondition (not a checkpoint that this node can restore).
+	CheckRestore(context.Context, *CheckRestoreRequest) (*CheckRestoreResponse, error)
 	mustEmbedUnimplementedSandboxServiceServer()
 }
 
@@ -404,6 +448,12 @@ func (UnimplementedSandboxServiceServer) StreamSandboxMetrics(*StreamSandboxMetr
 }
 func (UnimplementedSandboxServiceServer) ListMetricDescriptors(context.Context, *ListMetricDescriptorsRequest) (*ListMetricDescriptorsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMetricDescriptors not implemented")
+}
+func (UnimplementedSandboxServiceServer) CheckpointSandbox(context.Context, *CheckpointSandboxRequest) (*CheckpointSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckpointSandbox not implemented")
+}
+func (UnimplementedSandboxServiceServer) CheckRestore(context.Context, *CheckRestoreRequest) (*CheckRestoreResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckRestore not implemented")
 }
 func (UnimplementedSandboxServiceServer) mustEmbedUnimplementedSandboxServiceServer() {}
 func (UnimplementedSandboxServiceServer) testEmbeddedByValue()                        {}
@@ -682,6 +732,42 @@ func _SandboxService_ListMetricDescriptors_Handler(srv interface{}, ctx context.
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SandboxService_CheckpointSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckpointSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxServiceServer).CheckpointSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxService_CheckpointSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxServiceServer).CheckpointSandbox(ctx, req.(*CheckpointSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SandboxService_CheckRestore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckRestoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SandboxServiceServer).CheckRestore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SandboxService_CheckRestore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SandboxServiceServer).CheckRestore(ctx, req.(*CheckRestoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SandboxService_ServiceDesc is the grpc.ServiceDesc for SandboxService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -736,6 +822,14 @@ var SandboxService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListMetricDescriptors",
 			Handler:    _SandboxService_ListMetricDescriptors_Handler,
+		},
+		{
+			MethodName: "CheckpointSandbox",
+			Handler:    _SandboxService_CheckpointSandbox_Handler,
+		},
+		{
+			MethodName: "CheckRestore",
+			Handler:    _SandboxService_CheckRestore_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -207,9 +207,6 @@ func TestUnknownAndEmptyIDs(t *testing.T) {
 	if _, err := b.PodSandboxStats(ctx, &criv1.PodSandboxStatsRequest{}); errdefs.IsNotImplemented(err) || err == nil {
 		t.Errorf("PodSandboxStats: %v, want an error other than NotImplemented", err)
 	}
-	if _, err := b.CheckpointContainer(ctx, &criv1.CheckpointContainerRequest{}); !errdefs.IsNotImplemented(err) {
-		t.Errorf("CheckpointContainer: %v, want NotImplemented", err)
-	}
 }
 
 func TestRefusalsComeBeforeAnyWork(t *testing.T) {

@@ -3,7 +3,7 @@
 // Every handler checks the form of its request first. Calls that change something are
 // performed by package sequence; everything else is passed on to sandboxd, and nothing
 // is cached. Lists that are streamed pass through piece by piece. Handlers may be called
-// concurrently. Checkpoints are answered as not implemented.
+// concurrently.
 package runtime
 
 import (

@@ -119,6 +119,10 @@ func (v *sandboxService) RemoveSandbox(ctx context.Context, req *sandboxv1.Remov
 	return &sandboxv1.RemoveSandboxResponse{}, nil
 }
 
+func (v *sandboxService) CheckRestore(ctx context.Context, _ *sandboxv1.CheckRestoreRequest) (*sandboxv1.CheckRestoreResponse, error) {
+	return &sandboxv1.CheckRestoreResponse{}, v.s.begin(ctx, "CheckRestore")
+}
+
 func (v *sandboxService) GetSandbox(ctx context.Context, req *sandboxv1.GetSandboxRequest) (*sandboxv1.GetSandboxResponse, error) {
 	if err := v.s.begin(ctx, "GetSandbox"); err != nil {
 		return nil, err
@@ -234,7 +238,7 @@ type containerService struct {
 }
 
 func (v *containerService) PrepareContainer(ctx context.Context, req *containerv1.PrepareContainerRequest) (*containerv1.PrepareContainerResponse, error) {
-	if err := v.s.begin(ctx, "PrepareContainer"); err != nil {
+	if err := v.s.begin(ctx, strings.TrimSpace("PrepareContainer "+req.GetCheckpointPath())); err != nil {
 		return nil, err
 	}
 	v.s.mu.Lock()

@@ -24,8 +24,9 @@ import (
 
 // Prepare makes root file system and specification of a container, seen by no
 // list. It returns the record of a CREATED container with existing set if the same request
-// was fulfilled before.
-func (u *UseCases) Prepare(ctx context.Context, session, sandboxID string, cfg *criv1.ContainerConfig) (id string, existing bool, err error) {
+// was fulfilled before. A container that is restored has the folder of its pod's checkpoint
+// in from.
+func (u *UseCases) Prepare(ctx context.Context, session, sandboxID string, cfg *criv1.ContainerConfig, from string) (id string, existing bool, err error) {
 	err = u.p.Table.Ready()
 	if err != nil {
 		return "", false, err
@@ -51,6 +52,9 @@ func (u *UseCases) Prepare(ctx context.Context, session, sandboxID string, cfg *
 	}
 	defer done()
 	err = u.build(ctx, c)
+	if err == nil && from != "" {
+		err = u.takeCheckpoint(ctx, c, from)
+	}
 	if err != nil {
 		work.Undo(ctx, func(ctx context.Context) {
 			undoErr := u.destroy(ctx, c)

@@ -31,6 +31,9 @@ const (
 	TopicTaskExit        = "/tasks/exit"
 	TopicTaskDelete      = "/tasks/delete"
 	TopicTaskOOM         = "/tasks/oom"
+	TopicTaskPaused      = "/tasks/paused"
+	TopicTaskResumed     = "/tasks/resumed"
+	TopicTaskCheckpoint  = "/tasks/checkpointed"
 	TopicContainerCreate = "/containers/create"
 	TopicContainerDelete = "/containers/delete"
 	TopicSandboxStart    = "/sandboxes/start"
@@ -111,6 +114,21 @@ func TaskDelete(ctx context.Context, c *recordv1.Container) (*recordv1.Event, er
 // TaskOOM tells that the kernel killed a process of the container for lack of memory.
 func TaskOOM(ctx context.Context, c *recordv1.Container, keep bool) (*recordv1.Event, error) {
 	return New(ctx, TopicTaskOOM, messageID("oom", c), keep, &events.TaskOOM{ContainerID: c.GetId()})
+}
+
+// TaskPaused tells that a container's processes were paused; once is a name for this time.
+func TaskPaused(ctx context.Context, c *recordv1.Container, once string) (*recordv1.Event, error) {
+	return New(ctx, TopicTaskPaused, "paused-"+once, false, &events.TaskPaused{ContainerID: c.GetId()})
+}
+
+// TaskResumed tells that a container's processes run again.
+func TaskResumed(ctx context.Context, c *recordv1.Container, once string) (*recordv1.Event, error) {
+	return New(ctx, TopicTaskResumed, "resumed-"+once, false, &events.TaskResumed{ContainerID: c.GetId()})
+}
+
+// TaskCheckpointed tells that the state of a container's processes was written.
+func TaskCheckpointed(ctx context.Context, c *recordv1.Container, once string) (*recordv1.Event, error) {
+	return New(ctx, TopicTaskCheckpoint, "checkpointed-"+once, false, &events.TaskCheckpointed{ContainerID: c.GetId()})
 }
 
 // SandboxStart tells that a sandbox is ready.

@@ -8,6 +8,7 @@ package port
 
 import (
 	"context"
+	"io"
 	"net"
 	"syscall"
 	"time"
@@ -61,6 +62,12 @@ type Rootfs interface {
 	FillVolumes(ctx context.Context, key, snapshotter string, folders map[string]string) error
 	// Usage returns the bytes and inodes of a writable layer.
 	Usage(ctx context.Context, key, snapshotter string) (bytes, inodes uint64, err error)
+	// Diff writes what a container changed in its root file system as a tar archive. Errors:
+	// ErrNotFound.
+	Diff(ctx context.Context, key, snapshotter string, w io.Writer) error
+	// Apply makes the changes that Diff wrote in a layer that is not in use. Errors:
+	// ErrNotFound.
+	Apply(ctx context.Context, key, snapshotter string, changes io.Reader) error
 	// Keys lists the writable layers of containers, for the removal of orphans.
 	Keys(ctx context.Context) (map[string][]string, error) // snapshotter → keys
 }
@@ -219,6 +226,9 @@ type Tasks interface {
 	Stats(ctx context.Context, sandboxID, containerID string) (*anypb.Any, error)
 	Pause(ctx context.Context, sandboxID, containerID string) error
 	Resume(ctx context.Context, sandboxID, containerID string) error
+	// CheckpointReady says why a handler's containers cannot be checkpointed or restored on
+	// this node. Errors: ErrFailedPrecondition.
+	CheckpointReady(ctx context.Context, handler pod.Handler) error
 	// Checkpoint writes the state of a running or paused container's processes. Errors:
 	// ErrNotImplemented for options that the shim does not know.
 	Checkpoint(ctx context.Context, sandboxID, containerID string, spec CheckpointSpec) error

@@ -61,7 +61,21 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 		return err
 	}
 	c.NoteStarted()
+	d.dropRestored(ctx, c)
 	return nil
+}
+
+// dropRestored removes the state that a container was restored from; nothing needs it once
+// the processes run.
+func (d *Driver) dropRestored(ctx context.Context, c *table.Container) {
+	path := c.Record().GetRestorePath()
+	if path == "" {
+		return
+	}
+	err := os.RemoveAll(path)
+	if err != nil {
+		d.p.Log.WarnContext(ctx, "checkpoint data remains until its container is removed", slog.String("container_id", c.ID), slog.Any("error", err))
+	}
 }
 
 // run creates and starts the task. The wait for its end begins before the start, so that
@@ -94,12 +108,14 @@ func (d *Driver) run(ctx context.Context, c *table.Container) (uint32, error) {
 	}
 	pid, err := d.createTask(ctx, port.TaskSpec{
 		SandboxID: c.Sandbox.ID, ContainerID: c.ID, Handler: c.Sandbox.Handler,
-		Spec: rec.GetSpec(), Rootfs: mounts, Stdio: stdio,
+		Spec: rec.GetSpec(), Rootfs: mounts, Stdio: stdio, Checkpoint: rec.GetRestorePath(),
 	})
 	if err != nil {
 		return 0, err
 	}
-	err = d.p.Programs.Check(c.ID, pid, spec.Process)
+	if rec.GetRestorePath() == "" { // what is restored has no process yet
+		err = d.p.Programs.Check(c.ID, pid, spec.Process)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("run %q: %w", strings.Join(command(cfg.GetCommand(), cfg.GetArgs()), " "), err)
 	}
