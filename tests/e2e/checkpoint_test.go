@@ -62,8 +62,8 @@ restore)
 esac
 `
 
-// withCheckpoints starts a system whose OCI runtime can checkpoint, with a shim.
-func withCheckpoints(t *testing.T, runtimeType string) (s *system, here string) {
+// withCheckpoints starts a system whose OCI runtime can checkpoint.
+func withCheckpoints(t *testing.T, handler string) (s *system, here string) {
 	t.Helper()
 	here = t.TempDir()
 	root, err := testenv.Root()
@@ -72,9 +72,9 @@ func withCheckpoints(t *testing.T, runtimeType string) (s *system, here string) 
 	must(t, os.WriteFile(script, fmt.Appendf(nil, fakeRuntime, here, filepath.Join(root, ".bin", "runc")), 0o755))
 	must(t, os.WriteFile(filepath.Join(here, "criu"), []byte("#!/bin/sh\n[ \"$1\" = check ]\n"), 0o755))
 	t.Setenv("PATH", here+":"+os.Getenv("PATH"))
-	return start(t, testenv.Setup{Configure: func(p testenv.Process, settings testenv.Settings) {
+	return start(t, testenv.Setup{Handler: handler, Configure: func(p testenv.Process, settings testenv.Settings) {
 		if p == testenv.Sandboxd {
-			setHandler(settings, runtimeType, script)
+			settings.Set("runtime.handlers."+handler+".binary_name", script)
 		}
 	}}), here
 }
@@ -94,38 +94,34 @@ func journal(t *testing.T, here string) []string {
 	return out
 }
 
-var shimTypes = []string{"io.containerd.runc.v2", "io.containerd.crisp.v1"}
-
 func TestCheckpointAndRestoreOfAPod(t *testing.T) {
-	for _, shim := range shimTypes {
-		t.Run(shim, func(t *testing.T) {
-			s, here := withCheckpoints(t, shim)
-			s.pull(busybox)
-			pod, config := s.pod("original")
-			script := "test -e /mark && echo restored; touch /mark; exec sleep 1000"
-			configs := []*criv1.ContainerConfig{containerConfig("one", script), containerConfig("two", script)}
-			var ids []string
-			for _, c := range configs {
-				ids = append(ids, s.container(pod, config, c))
-			}
-			for _, id := range ids {
-				eventually(t, "the mark is made", func() error { return s.try(id, "test", "-e", "/mark") })
-			}
-			dir := t.TempDir()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			_, err := s.CRI.CheckpointPod(ctx, &criv1.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: ids})
-			must(t, err)
-			want := []string{"pause", "pause", "checkpoint", "checkpoint", "resume", "resume"}
-			if got := journal(t, here); !slices.Equal(got, want) {
-				t.Errorf("steps %v, want %v", got, want)
-			}
-			for _, id := range ids {
-				s.exec(id, "true")
-			}
-			s.restore(t, dir, here, configs)
-		})
-	}
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s, here := withCheckpoints(t, handler)
+		s.pull(busybox)
+		pod, config := s.pod("original")
+		script := "test -e /mark && echo restored; touch /mark; exec sleep 1000"
+		configs := []*criv1.ContainerConfig{containerConfig("one", script), containerConfig("two", script)}
+		var ids []string
+		for _, c := range configs {
+			ids = append(ids, s.container(pod, config, c))
+		}
+		for _, id := range ids {
+			eventually(t, "the mark is made", func() error { return s.try(id, "test", "-e", "/mark") })
+		}
+		dir := t.TempDir()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := s.CRI.CheckpointPod(ctx, &criv1.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: ids})
+		must(t, err)
+		want := []string{"pause", "pause", "checkpoint", "checkpoint", "resume", "resume"}
+		if got := journal(t, here); !slices.Equal(got, want) {
+			t.Errorf("steps %v, want %v", got, want)
+		}
+		for _, id := range ids {
+			s.exec(id, "true")
+		}
+		s.restore(t, dir, here, configs)
+	})
 }
 
 // restore restores a pod of two containers from a checkpoint and starts it.
@@ -177,38 +173,36 @@ func (s *system) restore(t *testing.T, dir, here string, configs []*criv1.Contai
 }
 
 func TestFailedCheckpointLeavesAllRunning(t *testing.T) {
-	for _, shim := range shimTypes {
-		t.Run(shim, func(t *testing.T) {
-			s, here := withCheckpoints(t, shim)
-			s.pull(busybox)
-			pod, config := s.pod("p")
-			ids := []string{s.container(pod, config, containerConfig("one", "exec sleep 1000")), s.container(pod, config, containerConfig("two", "exec sleep 1000"))}
-			dir := t.TempDir()
-			for fault, want := range map[string]codes.Code{"broken": codes.Unknown, "slow": codes.DeadlineExceeded} {
-				must(t, os.WriteFile(filepath.Join(here, fault), nil, 0o600))
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				_, err := s.CRI.CheckpointPod(ctx, &criv1.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: ids})
-				if ctx.Err() != nil {
-					t.Errorf("%s: no answer before the deadline", fault)
-				}
-				cancel()
-				if err == nil || want == codes.DeadlineExceeded && status.Code(err) != want {
-					t.Errorf("%s: %v", fault, err)
-				}
-				if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-					t.Errorf("%s: left %v, %v", fault, left, err)
-				}
-				for _, id := range ids {
-					s.exec(id, "true")
-				}
-				must(t, os.Remove(filepath.Join(here, fault)))
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s, here := withCheckpoints(t, handler)
+		s.pull(busybox)
+		pod, config := s.pod("p")
+		ids := []string{s.container(pod, config, containerConfig("one", "exec sleep 1000")), s.container(pod, config, containerConfig("two", "exec sleep 1000"))}
+		dir := t.TempDir()
+		for fault, want := range map[string]codes.Code{"broken": codes.Unknown, "slow": codes.DeadlineExceeded} {
+			must(t, os.WriteFile(filepath.Join(here, fault), nil, 0o600))
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			_, err := s.CRI.CheckpointPod(ctx, &criv1.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: ids})
+			if ctx.Err() != nil {
+				t.Errorf("%s: no answer before the deadline", fault)
 			}
-		})
-	}
+			cancel()
+			if err == nil || want == codes.DeadlineExceeded && status.Code(err) != want {
+				t.Errorf("%s: %v", fault, err)
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("%s: left %v, %v", fault, left, err)
+			}
+			for _, id := range ids {
+				s.exec(id, "true")
+			}
+			must(t, os.Remove(filepath.Join(here, fault)))
+		}
+	})
 }
 
 func TestCheckpointOfAContainer(t *testing.T) {
-	s, _ := withCheckpoints(t, shimTypes[1])
+	s, _ := withCheckpoints(t, testenv.HandlerCrisp)
 	s.pull(busybox)
 	pod, config := s.pod("p")
 	id := s.container(pod, config, containerConfig("c", "echo data >/file; exec sleep 1000"))

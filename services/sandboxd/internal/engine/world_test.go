@@ -421,6 +421,8 @@ func (k tasks) State(_ context.Context, _, id, _ string) (port.TaskState, error)
 	if err != nil {
 		return port.TaskState{}, err
 	}
+	k.w.mu.Lock()
+	defer k.w.mu.Unlock()
 	if p.state == onlyBundle {
 		return port.TaskState{}, errdefs.ErrNotFound
 	}
@@ -442,17 +444,16 @@ func (k tasks) move(op, id, from, to string) error {
 	if err != nil {
 		return err
 	}
-	wrong := false
+	var wrong error
 	err = k.w.do(op, func() {
-		if wrong = p.state != from; !wrong {
-			p.state = to
-			k.w.steps = append(k.w.steps, op+" "+id)
+		if p.state != from {
+			wrong = fmt.Errorf("task is %s: %w", p.state, errdefs.ErrFailedPrecondition)
+			return
 		}
+		p.state = to
+		k.w.steps = append(k.w.steps, op+" "+id)
 	})
-	if err == nil && wrong {
-		return fmt.Errorf("task is %s: %w", p.state, errdefs.ErrFailedPrecondition)
-	}
-	return err
+	return errors.Join(err, wrong)
 }
 
 func (k tasks) Pause(_ context.Context, _, id string) error {
