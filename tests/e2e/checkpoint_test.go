@@ -201,6 +201,46 @@ func TestFailedCheckpointLeavesAllRunning(t *testing.T) {
 	})
 }
 
+// A sandboxd that dies during a checkpoint leaves paused containers; the next one resumes
+// them.
+func TestKilledCheckpointLeavesNothingPaused(t *testing.T) {
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s, here := withCheckpoints(t, handler)
+		s.pull(busybox)
+		pod, config := s.pod("p")
+		id := s.container(pod, config, containerConfig("c", "exec sleep 1000"))
+		must(t, os.WriteFile(filepath.Join(here, "slow"), nil, 0o600))
+		dir := t.TempDir()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.CRI.CheckpointPod(ctx, &criv1.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: []string{id}})
+			done <- err
+		}()
+		eventually(t, "the capture begins", func() error {
+			if !slices.Contains(journal(t, here), "checkpoint") {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		must(t, s.Kill(t.Context(), testenv.Sandboxd))
+		must(t, s.Run(testenv.Sandboxd))
+		must(t, s.WaitReady(t.Context()))
+		if err := <-done; err == nil {
+			t.Error("the checkpoint was not cut off")
+		}
+		eventually(t, "the container runs again", func() error { return s.try(id, "true") })
+		eventually(t, "the rest of the checkpoint is removed", func() error {
+			left, err := os.ReadDir(dir)
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("left %v", left)
+			}
+			return err
+		})
+	})
+}
+
 func TestCheckpointOfAContainer(t *testing.T) {
 	s, _ := withCheckpoints(t, testenv.HandlerCrisp)
 	s.pull(busybox)

@@ -145,12 +145,12 @@ func TakeVolumes(checkpoint, name, to string) error {
 			return nil
 		}
 		if err == nil && !st.IsDir() {
-			err = fmt.Errorf("%s is not a folder: %w", Volumes(root.Name()), errdefs.ErrFailedPrecondition)
+			err = fmt.Errorf("volumes are not a folder: %w", errdefs.ErrFailedPrecondition)
 		}
 		if err != nil {
 			return err
 		}
-		return fs.CopyDir(to, Volumes(root.Name()), fs.WithAllowXAttrErrors())
+		return fs.CopyDir(to, Volumes(Dir(checkpoint, name)), fs.WithAllowXAttrErrors())
 	})
 }
 

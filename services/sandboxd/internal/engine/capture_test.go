@@ -158,10 +158,14 @@ func TestNoContainerStaysPaused(t *testing.T) {
 	w := newWorld(t)
 	n, sid, ids := twoOfThem(t, w)
 	w.set("tasks.resume", errInjected)
-	if err := n.Capture.Pod(t.Context(), sid, ids, t.TempDir(), nil, minute); !errors.Is(err, errInjected) {
+	dir := t.TempDir()
+	if err := n.Capture.Pod(t.Context(), sid, ids, dir, nil, minute); !errors.Is(err, errInjected) {
 		t.Errorf("error = %v", err)
 	}
 	n.close()
+	if err := os.WriteFile(filepath.Join(dir, "pod.dump"), nil, 0o600); err != nil { // as if cut off
+		t.Fatal(err)
+	}
 	for _, id := range ids {
 		if p, err := w.proc(id); err != nil || p.state != "paused" {
 			t.Fatalf("process is %v, %v", p, err)
@@ -182,6 +186,10 @@ func TestNoContainerStaysPaused(t *testing.T) {
 		return true
 	})
 	running(t, n, ids...)
+	eventually(t, "the rest of the checkpoint is removed", func() bool {
+		left, err := os.ReadDir(dir)
+		return err == nil && len(left) == 0
+	})
 }
 
 func TestContainerCheckpointIsAnArchive(t *testing.T) {

@@ -82,7 +82,7 @@ func (u *Capturer) Container(ctx context.Context, id, location string, limit tim
 func (u *Capturer) captureOne(ctx context.Context, c *table.Container, location string) (err error) {
 	dir := u.captured(c.ID)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	err = u.frozen(ctx, []*table.Container{c}, func(ctx context.Context) error { return u.capture(ctx, c, dir) })
+	err = u.frozen(ctx, []*table.Container{c}, "", func(ctx context.Context) error { return u.capture(ctx, c, dir) })
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (u *Capturer) Pod(ctx context.Context, sandboxID string, ids []string, dir 
 	ctx, cancel := limited(ctx, limit)
 	defer cancel()
 	err = u.inTurn(ctx, list, func() error {
-		return u.frozen(ctx, list, func(ctx context.Context) error { return u.capturePod(ctx, s, list, dir) })
+		return u.frozen(ctx, list, dir, func(ctx context.Context) error { return u.capturePod(ctx, s, list, dir) })
 	})
 	if err != nil {
 		return fmt.Errorf("checkpoint of sandbox %q: %w", sandboxID, errors.Join(err, checkpoint.Clear(dir)))
@@ -183,10 +183,11 @@ func (u *Capturer) inTurn(ctx context.Context, list []*table.Container, fn func(
 }
 
 // frozen runs fn while containers are paused. The caller's time ends fn; the resuming has
-// time of its own.
-func (u *Capturer) frozen(ctx context.Context, list []*table.Container, fn func(context.Context) error) (err error) {
-	for _, c := range list { // what is marked is resumed after a restart
-		err := os.MkdirAll(u.mark(c.ID), 0o700)
+// time of its own. output is the folder of a pod checkpoint, which is emptied if the process
+// dies meanwhile; it may be empty.
+func (u *Capturer) frozen(ctx context.Context, list []*table.Container, output string, fn func(context.Context) error) (err error) {
+	for _, c := range list {
+		err := u.setMark(c.ID, output)
 		if err != nil {
 			return errors.Join(err, u.unmark(list))
 		}
@@ -269,10 +270,38 @@ func (u *Capturer) Recover(ctx context.Context) {
 		if err != nil {
 			u.p.Log.WarnContext(ctx, "data of a checkpoint remains until its container is removed", slog.String("container_id", c.ID), slog.Any("error", err))
 		}
-		if _, err := os.Lstat(u.mark(c.ID)); err == nil {
-			u.p.Work.Go(func(ctx context.Context) { u.insist(ctx, c) })
+		output, err := os.ReadFile(filepath.Join(u.mark(c.ID), outputFile))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
 		}
+		u.p.Work.Go(func(ctx context.Context) {
+			u.insist(ctx, c)
+			u.clear(ctx, string(output))
+		})
 	}
+}
+
+// clear empties the folder of a pod checkpoint that was cut off.
+func (u *Capturer) clear(ctx context.Context, output string) {
+	if output == "" {
+		return
+	}
+	err := checkpoint.Clear(output)
+	if err != nil {
+		u.p.Log.WarnContext(ctx, "rest of a checkpoint remains", slog.String("path", output), slog.Any("error", err))
+	}
+}
+
+// outputFile is the file in a mark with the folder of the pod checkpoint.
+const outputFile = "output"
+
+// setMark marks a container as one that may be paused.
+func (u *Capturer) setMark(id, output string) error {
+	err := os.MkdirAll(u.mark(id), 0o700)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(u.mark(id), outputFile), []byte(output), 0o600)
 }
 
 // mark is the folder that a container has while it may be paused.
