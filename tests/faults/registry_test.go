@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -47,14 +48,17 @@ type badRegistry struct {
 	seen  []*http.Request
 }
 
-func newBadRegistry(t *testing.T) *badRegistry {
+// withBadRegistry starts a system that has no mirrors, and a registry.
+func withBadRegistry(t *testing.T, setup testenv.Setup) (*system, *badRegistry) {
 	t.Helper()
+	s := start(t, setup)
+	must(t, os.RemoveAll(s.Path("hosts", "_default")))
 	b := &badRegistry{t: t}
 	var err error
 	b.Registry, err = fixture.Serve(t.Context(), fixture.Config{Front: b.front}, nil)
 	must(t, err)
 	t.Cleanup(func() { _ = b.Close() })
-	return b
+	return s, b
 }
 
 func (b *badRegistry) front(next http.Handler) http.Handler {
@@ -277,8 +281,7 @@ func (s *system) runs(image, name, text string) int32 {
 
 // Tokens that live shorter than the pull are renewed, with credentials of every form.
 func TestTokensExpireInThePull(t *testing.T) {
-	s := start(t, testenv.Setup{})
-	reg := newBadRegistry(t)
+	s, reg := withBadRegistry(t, testenv.Setup{})
 	var layers []v1.Layer
 	for i := range 10 {
 		layers = append(layers, noise(t, fmt.Sprint("file", i), 1000))
@@ -394,8 +397,7 @@ func TestTokensExpireInThePull(t *testing.T) {
 
 // Wrong bytes are refused, and do not stand in the way of a later pull.
 func TestWrongBytesAreRefused(t *testing.T) {
-	s := start(t, testenv.Setup{})
-	reg := newBadRegistry(t)
+	s, reg := withBadRegistry(t, testenv.Setup{})
 	shared := noise(t, "shared", 300_000)
 	image := onBusybox(t, shared, noise(t, "own", 1000))
 	other := reg.add("other:1", onBusybox(t, shared, noise(t, "other", 1000)))
@@ -454,8 +456,7 @@ func TestWrongBytesAreRefused(t *testing.T) {
 // Bodies that break off are gone on with, also after the end of the process; answers to
 // ranges that are no such are not put together.
 func TestBodiesBreakOff(t *testing.T) {
-	s := start(t, testenv.Setup{})
-	reg := newBadRegistry(t)
+	s, reg := withBadRegistry(t, testenv.Setup{})
 	big := noise(t, "big", 4<<20)
 	dgst := digestOf(t, big)
 	size, err := big.Size()
@@ -540,7 +541,11 @@ func TestBodiesBreakOff(t *testing.T) {
 				_, err := s.tryPull(ref, nil)
 				done <- err
 			}()
-			<-sent
+			select {
+			case <-sent:
+			case err := <-done:
+				t.Fatalf("the pull ended: %v", err)
+			}
 			time.Sleep(time.Second) // what was sent is written
 			if hard {
 				must(t, s.Kill(t.Context(), testenv.Sandboxd))
@@ -575,8 +580,7 @@ func TestBodiesBreakOff(t *testing.T) {
 
 // A blob is not taken for the manifest when the server fails, and odd content types do no harm.
 func TestServerFailsOnTheManifest(t *testing.T) {
-	s := start(t, testenv.Setup{})
-	reg := newBadRegistry(t)
+	s, reg := withBadRegistry(t, testenv.Setup{})
 	image := onBusybox(t, noise(t, "own", 1000))
 	manifest, err := image.Digest()
 	must(t, err)
@@ -643,8 +647,7 @@ func TestServerFailsOnTheManifest(t *testing.T) {
 
 // A layer that cannot be unpacked fails the pull, at whatever moment it arrives.
 func TestBrokenLayerFailsThePull(t *testing.T) {
-	s := start(t, testenv.Setup{})
-	reg := newBadRegistry(t)
+	s, reg := withBadRegistry(t, testenv.Setup{})
 	good := layer(t, item{name: "third", body: strings.Repeat("good", 5000)})
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)

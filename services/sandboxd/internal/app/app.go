@@ -250,8 +250,8 @@ func (a *App) buildServer() error {
 	return err
 }
 
-// Parts are the parts of the process in the order of their start. The server comes last
-// and stops first; it answers what it can while the state is still being recovered.
+// Parts are the parts of the process in the order of their start. The server comes near the
+// end and stops early; it answers what it can while the state is still being recovered.
 func (a *App) Parts() []lifecycle.Part {
 	parts := []lifecycle.Part{
 		a.tel.Part(),
@@ -270,7 +270,16 @@ func (a *App) Parts() []lifecycle.Part {
 			return a.passing.Run(ctx)
 		}})
 	}
-	return append(parts, a.server.Part("server"))
+	return append(parts, a.server.Part("server"), lifecycle.Part{Name: "pulls", Run: a.stopPulls})
+}
+
+// stopPulls ends the pulls before the server ends its calls: what a pull has brought is kept
+// if the process stops, and thrown away if its callers leave.
+func (a *App) stopPulls(ctx context.Context, ready func()) error {
+	ready()
+	<-ctx.Done()
+	a.images.Close()
+	return nil
 }
 
 func (a *App) recovered(context.Context) error {

@@ -95,10 +95,19 @@ func Failed(ctx context.Context, err error) error {
 }
 
 func kind(err, sentinel error) error {
-	if errors.Is(err, sentinel) {
+	if errors.Is(errdefs.Resolve(err), sentinel) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", err, sentinel)
+	return classified{err, sentinel}
 }
+
+// classified is an error with a kind that outweighs those of its causes.
+type classified struct{ err, kind error }
+
+// Error implements error.
+func (c classified) Error() string { return c.err.Error() + ": " + c.kind.Error() }
+
+// Unwrap returns the kind first: who looks for one takes the first.
+func (c classified) Unwrap() []error { return []error{c.kind, c.err} }
 
 func unavailable(err error) error { return kind(err, errdefs.ErrUnavailable) }
