@@ -68,7 +68,7 @@ func (a *Hubs) Plugins() (degraded, missing []string) {
 func (a *Hubs) Begin(ctx context.Context) (_ context.Context, end func()) {
 	ends := make([]func(), len(a.hubs))
 	for i, h := range a.hubs {
-		ctx, ends[i] = h.Begin(ctx)
+		ctx, ends[i] = h.Begin(ctx) //nolint:fatcontext // one value for each hub
 	}
 	return ctx, func() {
 		for _, end := range ends {
