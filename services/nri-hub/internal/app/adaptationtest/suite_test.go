@@ -34,8 +34,6 @@ func broken() map[string]string {
 	return map[string]string{
 		combined + "adjust_annotations":       twoEntries,
 		combined + "adjust_linux_net_devices": twoEntries,
-		"TestPluginFailureScenarios/B:_a_plugin_that_never_answers_delays_each_request_by_the_full_timeout/fail_request+keep_connected:_each_request_fails,_the_plugin_stays": "" +
-			"States as a fact that each request waits for the full time limit of a plugin that never answers. Here only the first one does; the others fail at once.",
 		"TestPluginFailureScenarios/D:_the_required_plugins_check_does_not_catch_a_dropped_plugin": "" +
 			"States as a fact that a container is created without a required plugin that timed out. This hub counts answers, not attempts, and refuses.",
 	}
