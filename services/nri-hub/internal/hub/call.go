@@ -80,7 +80,7 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 		return nil, busy, fmt.Errorf("plugin %q: %s: %w", m.info.ID, e.PrettyName(), context.Cause(ctx))
 	}
 	if a.err == nil {
-		m.record(nil, time.Since(begin))
+		m.record(e, nil, time.Since(begin))
 		return a.resp, nil, nil
 	}
 	perr := &PluginError{Plugin: m.info.ID, Event: e, Err: a.err}
@@ -90,7 +90,7 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 			h.TimedOut(m.info.ID, e)
 		}
 	}
-	m.record(perr, 0)
+	m.record(e, perr, 0)
 	h.sanction(ctx, m, perr, full)
 	return nil, nil, perr
 }
@@ -125,7 +125,7 @@ func (h *Hub) abandoned(ctx context.Context, m *member, e nri.Event, answers <-c
 		case <-timer.C:
 		}
 		perr := &PluginError{Plugin: m.info.ID, Event: e, Err: fmt.Errorf("%w: the caller has gone meanwhile", errTimeout)}
-		m.record(perr, 0)
+		m.record(e, perr, 0)
 		m.late()
 		h.sanction(ctx, m, perr, true)
 		close(busy)
@@ -164,7 +164,7 @@ func (h *Hub) sanction(ctx context.Context, m *member, err *PluginError, full bo
 		if m.timedOut() < max(h.cfg.DegradeAfter, 1) {
 			return
 		}
-		if m.degrade(h.cfg.MinPause, h.cfg.MaxPause) {
+		if m.degrade(err.Event, h.cfg.MinPause, h.cfg.MaxPause) {
 			h.Log.WarnContext(ctx, "plugin degraded: requests go on without it and are delivered to it aside",
 				slog.String("plugin", m.info.ID.String()), slog.String("event", err.Event.PrettyName()), slog.Any("error", err.Err))
 			h.moved()

@@ -201,6 +201,8 @@ func (h *Hub) passBy(ctx context.Context, r *request, m *member) (ok bool, err e
 			err = &PluginError{Plugin: m.info.ID, Event: r.event, Err: fmt.Errorf("%w: %w", errDegraded, errdefs.ErrUnavailable)}
 		}
 		if err != nil {
+			// Nothing is kept that could prove it well; a later request has to try.
+			m.need()
 			return false, err
 		}
 	}

@@ -105,7 +105,7 @@ func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation)
 		inv, found, debts := h.content(m, inv, underWay)
 		begin := time.Now()
 		updates, err := h.Sync.Synchronize(ctx, m.plugin, inv, m.rule.Synchronize)
-		m.record(err, time.Since(begin))
+		m.record(nri.Event_UNKNOWN, err, time.Since(begin))
 		return found, debts, updates, err
 	}
 }

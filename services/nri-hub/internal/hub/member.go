@@ -92,7 +92,8 @@ type member struct {
 	failing    chan struct{} // closed when the plugin becomes degraded, then replaced
 	backlog    []event
 	overdue    int           // calls whose time is up and that may still be answered
-	proven     bool          // the plugin answered since it became degraded
+	failed     nri.Event     // what it did not answer
+	proven     bool          // it has answered that since it became degraded
 	needed     bool          // a request waits for the degraded plugin
 	timeouts   int           // in a row
 	pause      time.Duration // before a degraded plugin is tried
@@ -175,13 +176,13 @@ func (m *member) putBack(events []event) {
 }
 
 // degrade makes an active plugin a degraded one and reports whether it did.
-func (m *member) degrade(first, most time.Duration) bool {
+func (m *member) degrade(e nri.Event, first, most time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.phase != active {
 		return false
 	}
-	m.phase, m.proven, m.needed = degraded, false, false
+	m.phase, m.failed, m.proven, m.needed = degraded, e, false, false
 	m.pause = min(max(first, 2*m.pause), most)
 	close(m.failing)
 	m.failing = make(chan struct{})
@@ -197,7 +198,7 @@ func (m *member) recovers() bool {
 	if m.phase != degraded || len(m.backlog) > 0 || m.overdue > 0 && !m.proven && !m.needed {
 		return false
 	}
-	m.phase, m.timeouts = active, 0
+	m.phase, m.timeouts, m.needed = active, 0, false
 	return true
 }
 
@@ -348,8 +349,9 @@ func (m *member) claimStop(id string) bool { return m.advance(id, stopped) }
 // claimRemoval is claimStop for the removal.
 func (m *member) claimRemoval(id string) bool { return m.advance(id, removed) }
 
-// record counts a call. A plugin that answers is proven to do so.
-func (m *member) record(err error, took time.Duration) {
+// record counts a call. That a degraded plugin answers other events than the one that it
+// did not answer proves nothing: most plugins ignore most of them.
+func (m *member) record(e nri.Event, err error, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
@@ -359,11 +361,12 @@ func (m *member) record(err error, took time.Duration) {
 	}
 	m.calls++
 	m.latency.add(took)
-	m.timeouts = 0
-	if m.phase == degraded {
+	switch {
+	case m.phase != degraded && (m.failed == nri.Event_UNKNOWN || m.failed == e):
+		m.timeouts, m.pause = 0, 0
+	case m.phase == degraded && m.failed == e:
 		m.proven = true
-	} else {
-		m.pause = 0
+	default:
 	}
 }
 
