@@ -236,7 +236,7 @@ func TestRightsAndRequirements(t *testing.T) {
 
 // While the hub restarts, a service manager holds the socket: who connects meanwhile waits.
 func TestSocketHeldByAServiceManager(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	s := start(t, testenv.Setup{Privileged: true}) // the test starts hubs of its own
 	must(t, s.Stop(t.Context(), testenv.NRIHub))
 	_ = os.Remove(s.NRISocket())
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.NRISocket(), Net: "unix"})
