@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -210,7 +211,7 @@ func describe(w io.Writer, full string, p *nriv1.PluginStatus) error {
 		{"calls", fmt.Sprintf("%d answered, %d failed", p.GetCalls(), p.GetFailures())},
 		{"latency", fmt.Sprintf("mean %s, max %s", short(p.GetMeanLatencyNano()), short(p.GetMaxLatencyNano()))},
 		{"waiting", fmt.Sprintf("%d requests queued, %d events kept, %d answers overdue", p.GetQueued(), p.GetKept(), p.GetOverdue())},
-		{"objects", fmt.Sprint(p.GetObjects())},
+		{"objects", strconv.FormatUint(uint64(p.GetObjects()), 10)},
 		{"last error", cmp.Or(p.GetLastError(), "none")},
 	} {
 		fmt.Fprintf(t, "%s\t%s\n", line[0], line[1])

@@ -29,7 +29,7 @@ func executable(c net.Conn, pid int32) string {
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is lost
+	defer unix.Close(fd)
 	path, err := os.Readlink("/proc/" + strconv.Itoa(int(pid)) + "/exe")
 	if err != nil || unix.PidfdSendSignal(fd, 0, nil, 0) != nil {
 		return ""

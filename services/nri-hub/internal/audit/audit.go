@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/api/types"
@@ -153,7 +154,7 @@ func (t *Trail) log(ctx context.Context, r hub.Record) {
 		t.tel.Log.LogAttrs(ctx, slog.LevelInfo, "nri audit: plugin failed", append(common, slog.String("error", r.Error))...)
 	}
 	for _, c := range r.Changes {
-		attrs := append(common[:len(common):len(common)], slog.String("field", c.Field), slog.String("key", c.Key),
+		attrs := append(slices.Clip(common), slog.String("field", c.Field), slog.String("key", c.Key),
 			slog.String("old", c.Old), slog.String("new", c.New), slog.Bool("removed", c.Removed))
 		t.tel.Log.LogAttrs(ctx, slog.LevelInfo, "nri audit: plugin changed a container", attrs...)
 	}

@@ -30,7 +30,7 @@ type answer struct {
 // itself goes on after it, so that a late answer is seen. It does not end with the
 // request, because the plugin works on all the same.
 type untilLate struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context itself, with another deadline
 
 	deadline time.Time
 }
@@ -62,7 +62,7 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 	begin := time.Now()
 	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit+patience)
 	answers := make(chan answer, 1)
-	h.calls.Go(func() {
+	h.calls.Go(func() { //nolint:contextcheck // the call outlives the request, see untilLate
 		defer cancel()
 		resp, err := m.plugin.Call(untilLate{base, begin.Add(limit)}, e, req)
 		answers <- answer{resp, err}
@@ -173,7 +173,7 @@ func (h *Hub) sanction(ctx context.Context, m *member, err *PluginError, full bo
 	}
 	h.Log.ErrorContext(ctx, "plugin disconnected", slog.String("plugin", m.info.ID.String()),
 		slog.String("event", err.Event.PrettyName()), slog.Any("error", err.Err))
-	m.become(gone)
+	m.end()
 	m.plugin.Close(err)
 }
 

@@ -170,7 +170,7 @@ func (h *Hub) putAside(ctx context.Context, r *request, m *member) bool {
 	if full {
 		h.Log.ErrorContext(ctx, "plugin disconnected: it is too far behind", slog.String("plugin", m.info.ID.String()),
 			slog.Int("events", maxBacklog))
-		m.become(gone)
+		m.end()
 		m.plugin.Close(errBehind)
 	}
 	return kept || full

@@ -205,7 +205,7 @@ func (h *Hub) insert(m *member) ([]*operation, error) {
 
 // remove takes a member out. It reports false if the member was out already.
 func (h *Hub) remove(m *member) bool {
-	m.become(gone)
+	m.end()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.Index(h.members, m)
@@ -227,7 +227,7 @@ func (h *Hub) activate(m *member) (replaced *member, backlog []event) {
 	})
 	if i >= 0 {
 		replaced = h.members[i]
-		replaced.become(gone)
+		replaced.end()
 		h.members = slices.Delete(slices.Clone(h.members), i, i+1)
 	}
 	h.forgetAway(m.info.ID)

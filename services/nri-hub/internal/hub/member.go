@@ -144,14 +144,14 @@ func (m *member) fails() <-chan struct{} {
 	return m.failing
 }
 
-// become moves the plugin on; it never moves back. A degraded plugin recovers by recover.
-func (m *member) become(p phase) {
+// end takes the plugin out of all requests, for good.
+func (m *member) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.phase == joining && p != joining {
+	if m.phase == joining {
 		close(m.joined)
 	}
-	m.phase = max(m.phase, p)
+	m.phase = gone
 }
 
 // enter makes a joining plugin active and returns what was kept for it until then, all in

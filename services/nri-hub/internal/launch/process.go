@@ -118,7 +118,7 @@ func isWasm(path string) bool {
 	if err != nil {
 		return false // its start says why
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close()
 	var head [8]byte
 	_, err = io.ReadFull(f, head[:])
 	return err == nil && string(head[:]) == "\x00asm\x01\x00\x00\x00"

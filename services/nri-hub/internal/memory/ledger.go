@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -137,10 +138,7 @@ func (s *state) past() hub.Past {
 		}
 	}
 	for id, told := range s.told {
-		past.Told[id] = make(map[string]hub.Told, len(told))
-		for o, t := range told {
-			past.Told[id][o] = t
-		}
+		past.Told[id] = maps.Clone(told)
 	}
 	return past
 }

@@ -84,7 +84,7 @@ func Parse(text []byte) (*nri.PodSandbox, []*nri.Container, error) {
 		Annotations:    m.Metadata.Annotations,
 		RuntimeHandler: m.Spec.RuntimeClassName,
 	}
-	if pod.Namespace == "" {
+	if pod.GetNamespace() == "" {
 		pod.Namespace = "default"
 	}
 	hostPaths := make(map[string]string)
