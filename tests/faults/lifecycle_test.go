@@ -358,7 +358,7 @@ func TestRemovalSucceedsOnceTheObstacleIsGone(t *testing.T) {
 	s := start(t, testenv.Setup{})
 	config := s.podConfig("obstacle")
 	pod := s.pod(config, "")
-	for _, place := range []string{"lib/containers", "run"} {
+	for _, place := range []string{"lib/containers", "run/io"} {
 		for _, restart := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s restart %v", filepath.Base(place), restart), func(t *testing.T) {
 				id := s.container(pod, config, script("stuck", "sleep 1000"))
