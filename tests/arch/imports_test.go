@@ -186,7 +186,8 @@ func kitImports() map[string][]string {
 	return map[string][]string{
 		"buildinfo":   nil,
 		"config":      {"github.com/pelletier/go-toml/", errdefs},
-		"cli":         {errdefs, kit + "config", kit + "buildinfo"},
+		"cli":         {errdefs, kit + "config", kit + "buildinfo", kit + "reload"},
+		"reload":      {systemd, prom, "github.com/pelletier/go-toml/", "golang.org/x/sys/", kit + "telemetry", kit + "lifecycle"},
 		"podselector": nil,
 		"lifecycle":   {systemd, "golang.org/x/sync/"},
 		"telemetry":   {otel, prom, errdefs, "google.golang.org/grpc", kit + "buildinfo", kit + "lifecycle"},

@@ -1,6 +1,6 @@
 // Package cli is the body of every main: the same subcommands with the same meaning
 // in each program. It parses arguments and configuration and hands over; it starts
-// nothing, installs no signal handler and never ends the process itself.
+// nothing and never ends the process itself. The one signal that it catches is SIGHUP, for run.
 package cli
 
 import (
@@ -15,6 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 	"github.com/crisp-cri/crisp/services/internal/config"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 )
 
 // Program describes one executable. C is the type of its configuration.
@@ -23,8 +24,9 @@ type Program[C any] struct {
 	Name string
 	// Default returns a configuration with every default set.
 	Default func() C
-	// Run does the work until ctx is done. Its logs go to stderr.
-	Run func(ctx context.Context, cfg C, stderr io.Writer) error
+	// Run does the work until ctx is done. Its logs go to stderr; again tells when and how
+	// the configuration is read anew.
+	Run func(ctx context.Context, cfg C, stderr io.Writer, again reload.Source[C]) error
 	// Admin returns the address of the admin listener, for the health subcommand.
 	Admin func(cfg C) string
 	// Extra holds further subcommands.
@@ -85,7 +87,9 @@ func run[C any](ctx context.Context, p Program[C], args []string, stderr io.Writ
 	if err != nil {
 		return ignoreHelp(err)
 	}
-	return p.Run(ctx, cfg, stderr)
+	return p.Run(ctx, cfg, stderr, reload.Source[C]{
+		Signals: reload.OnHangup(), Load: func() (C, error) { return parse(p, "run", args, stderr) },
+	})
 }
 
 func configCommand[C any](p Program[C], args []string, stdout, stderr io.Writer) error {
@@ -146,7 +150,7 @@ func ignoreHelp(err error) error {
 func usage[C any](w io.Writer, p Program[C]) {
 	fmt.Fprintf(w, "usage: %s COMMAND [ARGUMENTS]\n\n", p.Name)
 	line := func(name, summary string) { fmt.Fprintf(w, "  %-30s %s\n", name, summary) }
-	line("run [--config FILE]", "run until SIGTERM or SIGINT")
+	line("run [--config FILE]", "run until SIGTERM or SIGINT; SIGHUP reads the configuration anew")
 	line("config default", "print the default configuration")
 	line("config check [--config FILE]", "read and validate the configuration")
 	line("health [--config FILE]", "exit with 0 if the running process is ready")

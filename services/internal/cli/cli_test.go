@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/internal/cli"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 )
 
 type cfg struct {
@@ -27,8 +28,12 @@ func program() cli.Program[cfg] {
 	return cli.Program[cfg]{
 		Name:    "crisp-cli-test",
 		Default: func() cfg { return cfg{Version: 1, Name: "default"} },
-		Run: func(_ context.Context, c cfg, stderr io.Writer) error {
-			_, err := fmt.Fprintf(stderr, "ran %s", c.Name)
+		Run: func(_ context.Context, c cfg, stderr io.Writer, again reload.Source[cfg]) error {
+			anew, err := again.Load()
+			if err != nil || anew != c {
+				return fmt.Errorf("read anew: %+v, %w", anew, err)
+			}
+			_, err = fmt.Fprintf(stderr, "ran %s", c.Name)
 			return err
 		},
 		Admin: func(c cfg) string { return c.Name },

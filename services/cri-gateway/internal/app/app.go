@@ -27,6 +27,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
@@ -40,6 +41,7 @@ const undoGrace = 10 * time.Second
 // App is a gateway that has not been started.
 type App struct {
 	cfg      config.Config
+	shown    atomic.Pointer[config.Config] // the configuration that was read last
 	tel      *telemetry.Telemetry
 	conns    []*grpc.ClientConn
 	sandboxd *backend.Sandboxd
@@ -57,7 +59,7 @@ type App struct {
 }
 
 // Run runs a gateway until ctx is done. Logs go to w.
-func Run(ctx context.Context, cfg config.Config, w io.Writer) error {
+func Run(ctx context.Context, cfg config.Config, w io.Writer, again reload.Source[config.Config]) error {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: Name, Log: cfg.Log, Trace: cfg.Tracing}, w)
 	if err != nil {
 		return err
@@ -68,12 +70,26 @@ func Run(ctx context.Context, cfg config.Config, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return lifecycle.Run(ctx, tel.Log, a.Parts()...)
+	parts := append(a.Parts(), reload.Part(cfg, again, reload.Target[config.Config]{
+		Live:  []string{"log.level", "nri.hold", "nri.unavailable"},
+		Apply: a.apply,
+	}, tel))
+	return lifecycle.Run(ctx, tel.Log, parts...)
+}
+
+// apply brings a new configuration into force as far as that is possible while it runs.
+func (a *App) apply(_ context.Context, cfg config.Config) error {
+	if a.hubs != nil {
+		a.hubs.SetPolicy(cfg.NRI.Hold.Std(), cfg.NRI.Unavailable == config.Fail)
+	}
+	a.shown.Store(&cfg)
+	return a.tel.SetLevel(cfg.Log.Level)
 }
 
 // New builds a gateway. It connects to nothing and opens nothing.
 func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
 	a := &App{cfg: cfg, tel: tel}
+	a.shown.Store(&cfg)
 	observer := newMetrics(tel)
 	version := status.RuntimeVersion(buildinfo.Read().Version)
 
@@ -193,10 +209,7 @@ func (a *App) Parts() []lifecycle.Part {
 	parts := []lifecycle.Part{a.tel.Part(), a.connections()}
 	parts = append(parts, background("session", a.session.Run))
 	if a.hubs != nil {
-		// A missing hub makes the gateway unready only if calls would be refused.
-		if a.cfg.NRI.Unavailable == config.Fail {
-			checks = append(checks, admin.Check{Name: "nri-hub", Ready: a.hubs.Ready})
-		}
+		checks = append(checks, admin.Check{Name: "nri-hub", Ready: a.hubNeeded})
 		parts = append(parts, background("nri-hub", func(ctx context.Context) error {
 			return a.hubs.Run(ctx, a.sandboxd.Node, a.sequences)
 		}), background("afterwards", func(ctx context.Context) error {
@@ -220,6 +233,15 @@ func (a *App) Parts() []lifecycle.Part {
 		admin.Part(a.cfg.Admin, a.tel, checks...),
 		a.cri.Part("cri"),
 	)
+}
+
+// hubNeeded is the readiness of the hub: a missing one makes the gateway unready only if calls
+// would be refused.
+func (a *App) hubNeeded(ctx context.Context) error {
+	if !a.hubs.Required() {
+		return nil
+	}
+	return a.hubs.Ready(ctx)
 }
 
 // background is a part on which nothing waits.

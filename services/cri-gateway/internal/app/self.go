@@ -8,7 +8,6 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 )
@@ -20,10 +19,10 @@ var _ runtime.Self = self{}
 
 // Able implements runtime.Self.
 func (s self) Able(ctx context.Context) error {
-	if s.a.hubs == nil || s.a.cfg.NRI.Unavailable != config.Fail {
+	if s.a.hubs == nil {
 		return nil
 	}
-	return s.a.hubs.Ready(ctx)
+	return s.a.hubNeeded(ctx)
 }
 
 // Plugins implements runtime.Self.
@@ -38,7 +37,7 @@ func (s self) Plugins(ctx context.Context) (enabled bool, failure error, degrade
 // Info implements runtime.Self. sandboxd speaks for itself.
 func (s self) Info(ctx context.Context) map[string]any {
 	return map[string]any{
-		"cri-gateway": map[string]any{"version": buildinfo.Read().Version, "config": status.Config(s.a.cfg)},
+		"cri-gateway": map[string]any{"version": buildinfo.Read().Version, "config": status.Config(*s.a.shown.Load())},
 		"nri-hub":     s.hub(ctx),
 		"eventbus":    s.bus(),
 	}

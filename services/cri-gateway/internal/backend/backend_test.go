@@ -167,6 +167,11 @@ func TestAbsentHub(t *testing.T) {
 			if err := hub.Ready(t.Context()); err == nil {
 				t.Error("a hub that is not there is ready")
 			}
+			hub.SetPolicy(hold, !require)
+			err := hub.Notify(t.Context(), nri.Event_RUN_POD_SANDBOX, nil, nil)
+			if errdefs.IsUnavailable(err) == require || hub.Required() == require {
+				t.Errorf("call: %v, with the policy changed to require %v", err, !require)
+			}
 		})
 	}
 }

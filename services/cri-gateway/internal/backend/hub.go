@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -39,10 +40,17 @@ type HubObserver interface {
 type Hub struct {
 	client   nriv1.HubServiceClient
 	cfg      HubConfig
+	policy   atomic.Pointer[policy]
 	observer HubObserver
 	log      *slog.Logger
 	state    watched[hubState]
 	passing  passing
+}
+
+// policy is what of the configuration may change while the hub is used.
+type policy struct {
+	hold    time.Duration
+	require bool
 }
 
 type hubState struct {
@@ -126,8 +134,18 @@ func NewHub(conn *grpc.ClientConn, cfg HubConfig, observer HubObserver, log *slo
 	client := nriv1.NewHubServiceClient(limitedConn{conn: conn})
 	h := &Hub{client: client, cfg: cfg, observer: observer, log: log}
 	h.state.init(hubState{awaySince: time.Now()})
+	h.SetPolicy(cfg.Hold, cfg.Require)
 	return h
 }
+
+// SetPolicy changes how long calls are held back and whether they fail then; calls that wait
+// already keep the time they began with.
+func (h *Hub) SetPolicy(hold time.Duration, require bool) {
+	h.policy.Store(&policy{hold: hold, require: require})
+}
+
+// Required says whether calls fail while the hub is away.
+func (h *Hub) Required() bool { return h.policy.Load().require }
 
 // Ready returns nil if the hub is connected and its plugins are back.
 func (h *Hub) Ready(context.Context) error {
@@ -156,7 +174,7 @@ func (h *Hub) Status(ctx context.Context) (*nriv1.GetStatusResponse, error) {
 
 // await returns the state of a hub that can be called; ok is false if there is none.
 func (h *Hub) await(ctx context.Context) (st hubState, ok bool, err error) {
-	start := time.Now()
+	start, hold := time.Now(), h.policy.Load().hold
 	held := false
 	defer func() {
 		if held {
@@ -168,10 +186,10 @@ func (h *Hub) await(ctx context.Context) (st hubState, ok bool, err error) {
 		if st.usable() {
 			return st, true, nil
 		}
-		left := h.cfg.Hold - time.Since(st.awaySince)
+		left := hold - time.Since(st.awaySince)
 		if left <= 0 {
 			// Plugins that are there get their events, whoever is missing.
-			return st, st.connected && !h.cfg.Require, nil
+			return st, st.connected && !h.Required(), nil
 		}
 		held = true
 		if err := waitChange(ctx, changed, left); err != nil {
@@ -182,14 +200,14 @@ func (h *Hub) await(ctx context.Context) (st hubState, ok bool, err error) {
 
 // awaitAfter waits, at most the hold time, for a hub other than the one of state old.
 func (h *Hub) awaitAfter(ctx context.Context, old hubState) (st hubState, ok bool, err error) {
-	start := time.Now()
+	start, hold := time.Now(), h.policy.Load().hold
 	defer func() { h.observer.Held(time.Since(start)) }()
 	for {
 		st, changed := h.state.get()
 		if st.usable() && (st.generation != old.generation || st.epoch != old.epoch) {
 			return st, true, nil
 		}
-		left := h.cfg.Hold - time.Since(start)
+		left := hold - time.Since(start)
 		if left <= 0 {
 			return st, false, nil
 		}
@@ -205,7 +223,7 @@ func (h *Hub) awaitAfter(ctx context.Context, old hubState) (st hubState, ok boo
 func (h *Hub) away(pod *nri.PodSandbox) error {
 	st, _ := h.state.get()
 	switch {
-	case h.cfg.Require:
+	case h.Required():
 		return fmt.Errorf("nri-hub is away: %w", errdefs.ErrUnavailable)
 	case st.guardsPod(pod):
 		return fmt.Errorf("nri-hub is away and pod %s/%s requires plugins: %w",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -25,6 +26,16 @@ var _ sequence.Hub = (*Hubs)(nil)
 
 // NewHubs returns the hubs as one; there must be at least one.
 func NewHubs(hubs ...*Hub) *Hubs { return &Hubs{hubs: hubs} }
+
+// SetPolicy changes the policy of all hubs, like Hub.SetPolicy.
+func (a *Hubs) SetPolicy(hold time.Duration, require bool) {
+	for _, h := range a.hubs {
+		h.SetPolicy(hold, require)
+	}
+}
+
+// Required says whether calls fail while a hub is away.
+func (a *Hubs) Required() bool { return a.hubs[0].Required() }
 
 // Run keeps the standing streams up until ctx ends, like Hub.Run.
 func (a *Hubs) Run(ctx context.Context, node nodev1.NodeServiceClient, executor Executor) error {

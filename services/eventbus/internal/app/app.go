@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/cli"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
@@ -30,7 +31,7 @@ func Program() cli.Program[Config] {
 }
 
 // Run runs the bus until ctx is done.
-func Run(ctx context.Context, cfg Config, stderr io.Writer) error {
+func Run(ctx context.Context, cfg Config, stderr io.Writer, again reload.Source[Config]) error {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: name, Log: cfg.Log, Trace: cfg.Tracing}, stderr)
 	if err != nil {
 		return err
@@ -39,6 +40,10 @@ func Run(ctx context.Context, cfg Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	parts = append(parts, reload.Part(cfg, again, reload.Target[Config]{
+		Live:  []string{"log.level"},
+		Apply: func(_ context.Context, c Config) error { return tel.SetLevel(c.Log.Level) },
+	}, tel))
 	return lifecycle.Run(ctx, tel.Log, parts...)
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
@@ -54,7 +55,7 @@ type App struct {
 }
 
 // Run is the body of "nri-hub run".
-func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
+func Run(ctx context.Context, cfg config.Config, stderr io.Writer, again reload.Source[config.Config]) error {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: "nri-hub", Log: cfg.Log, Trace: cfg.Tracing}, stderr)
 	if err != nil {
 		return err
@@ -65,7 +66,23 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return lifecycle.Run(ctx, tel.Log, a.Parts()...)
+	return lifecycle.Run(ctx, tel.Log, append(a.Parts(), reload.Part(cfg, again, reload.Target[config.Config]{
+		Live: []string{
+			"log.level", "required_plugins", "required.rules", "required.exempt", "required.annotations",
+			"plugins", "nri.listed_only", "default_validator",
+		},
+		Apply: a.apply,
+	}, tel))...)
+}
+
+// apply brings a new configuration into force as far as that is possible while it runs.
+func (a *App) apply(_ context.Context, cfg config.Config) error {
+	rules, err := pluginRules(cfg)
+	if err != nil {
+		return err
+	}
+	a.hub.SetPolicy(requiredRules(cfg), rules, cfg.NRI.ListedOnly, newValidator(cfg.Validator))
+	return a.tel.SetLevel(cfg.Log.Level)
 }
 
 // Option changes what New builds.

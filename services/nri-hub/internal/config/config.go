@@ -20,7 +20,7 @@ import (
 
 // Config is the content of nri-hub.toml.
 type Config struct {
-	Version   int    `toml:"version"`
+	Version   int    `toml:"version" comment:"Version of this file's form."`
 	RunFolder string `toml:"run_folder" comment:"Folder of the file that remembers the active plugins over a restart."`
 	// RequiredPlugins are names with or without index.
 	RequiredPlugins []string `toml:"required_plugins" comment:"Plugins (\"name\" or \"NN-name\") without which no pod and no container is created."`
@@ -82,7 +82,7 @@ type Timeouts struct {
 
 // Runtime is a name and a version.
 type Runtime struct {
-	Name    string `toml:"name"`
+	Name    string `toml:"name" comment:"Name of the runtime."`
 	Version string `toml:"version" comment:"Empty: the version of the hub."`
 }
 

@@ -58,8 +58,8 @@ func (h *Hub) validate(ctx context.Context, r *request, req *nri.ValidateContain
 		return fmt.Errorf("adjustment of container %q refused by %s: %w: %w",
 			req.GetContainer().GetId(), who, err, errdefs.ErrFailedPrecondition)
 	}
-	if h.Validator != nil {
-		if err := h.Validator.ValidateContainerAdjustment(ctx, req); err != nil {
+	if v := h.validator(); v != nil {
+		if err := v.ValidateContainerAdjustment(ctx, req); err != nil {
 			return refused("the default validator", err)
 		}
 	}

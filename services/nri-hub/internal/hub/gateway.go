@@ -53,7 +53,7 @@ func (h *Hub) Runtime() (name, version string) {
 // RequestTimeout is the time that a plugin has for one call, where its rule does not say
 // otherwise for single requests.
 func (h *Hub) RequestTimeout(plugin ID) time.Duration {
-	if d := h.cfg.Plugins.For(plugin.Index, plugin.Name).Timeout; d > 0 {
+	if d := h.policy.Load().plugins.For(plugin.Index, plugin.Name).Timeout; d > 0 {
 		return d
 	}
 	return h.cfg.RequestTimeout
@@ -62,8 +62,8 @@ func (h *Hub) RequestTimeout(plugin ID) time.Duration {
 // Admit returns why a plugin is not welcome: because there is no rule for it although one
 // is wanted, or because its process is not one of those that may be the plugin.
 func (h *Hub) Admit(info Info) error {
-	r := h.cfg.Plugins.For(info.ID.Index, info.ID.Name)
-	if !r.Listed && h.cfg.ListedOnly {
+	r := h.policy.Load().plugins.For(info.ID.Index, info.ID.Name)
+	if !r.Listed && h.policy.Load().listedOnly {
 		return fmt.Errorf("plugin %q is not listed in the configuration: %w", info.ID, errdefs.ErrPermissionDenied)
 	}
 	if info.Kind != External {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
@@ -72,6 +73,8 @@ type Hub struct {
 	cfg Config
 	Parts
 
+	policy atomic.Pointer[policy]
+
 	// calls are the calls of plugins, and what waits for their late answers.
 	calls sync.WaitGroup
 
@@ -113,17 +116,34 @@ func New(cfg Config, parts Parts) *Hub {
 		changed:  make(chan struct{}),
 	}
 	h.recall(cfg.Past)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.refresh()
+	h.SetPolicy(cfg.Required, cfg.Plugins, cfg.ListedOnly, parts.Validator)
 	return h
 }
 
 // Generation is the number of this start of the hub.
 func (h *Hub) Generation() uint64 { return h.cfg.Generation }
 
+// policy is what may change while the hub runs. Its fields are those of Config and Parts.
+type policy struct {
+	plugins    rule.Plugins
+	listedOnly bool
+	required   rule.Required
+	validator  Validator
+}
+
+// SetPolicy changes the required plugins, the rules for plugins that connect from now on, and
+// the validator. A plugin that is connected keeps the rule that it was met with.
+func (h *Hub) SetPolicy(required rule.Required, plugins rule.Plugins, listedOnly bool, validator Validator) {
+	h.policy.Store(&policy{plugins: plugins, listedOnly: listedOnly, required: required, validator: validator})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refresh()
+}
+
 // Required says which pods require plugins.
-func (h *Hub) Required() rule.Required { return h.cfg.Required }
+func (h *Hub) Required() rule.Required { return h.policy.Load().required }
+
+func (h *Hub) validator() Validator { return h.policy.Load().validator }
 
 // State returns what the gateway is to be told, and a channel that is closed when that
 // changes.
@@ -260,10 +280,10 @@ func (h *Hub) refresh() {
 	if h.Active != nil {
 		h.Active(actives, len(sick))
 	}
-	if h.Validator != nil || events.IsSet(nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) {
+	if h.validator() != nil || events.IsSet(nri.Event_VALIDATE_CONTAINER_ADJUSTMENT) {
 		events.Set(nri.Event_CREATE_CONTAINER)
 	}
-	if h.cfg.Required.Any() {
+	if h.Required().Any() {
 		events.Set(nri.Event_RUN_POD_SANDBOX, nri.Event_CREATE_CONTAINER)
 	}
 	// The end of what has begun must be seen, or a plugin that joins later would be
@@ -277,7 +297,7 @@ func (h *Hub) refresh() {
 	if !h.settled && h.allExpected() {
 		h.settled = true
 	}
-	for _, name := range h.cfg.Required.Names() {
+	for _, name := range h.Required().Names() {
 		if !slices.ContainsFunc(h.members, func(m *member) bool { return m.is(active) && m.info.ID.Matches(name) }) {
 			missing = append(missing, name)
 		}
@@ -304,7 +324,7 @@ func (h *Hub) allExpected() bool {
 			return false
 		}
 	}
-	for _, name := range h.cfg.Required.Names() {
+	for _, name := range h.Required().Names() {
 		if !present(func(o ID) bool { return o.Matches(name) }) {
 			return false
 		}

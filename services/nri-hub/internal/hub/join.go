@@ -16,7 +16,7 @@ import (
 // meanwhile; from then on the plugin takes part in requests. The returned error says
 // why the plugin never came that far; nil means that it was active.
 func (h *Hub) Serve(ctx context.Context, p Plugin) error {
-	m := newMember(p, h.cfg.Plugins.For(p.Info().ID.Index, p.Info().ID.Name))
+	m := newMember(p, h.policy.Load().plugins.For(p.Info().ID.Index, p.Info().ID.Name))
 	if h.Ledger != nil {
 		m.told = func(object string, s stage) { h.Ledger.Told(m.info.ID, object, s) }
 	}

@@ -13,7 +13,7 @@ import (
 // dispatchGuarded is dispatch for the requests that required plugins must answer. It
 // waits a bounded time for those that are away, being synchronised or degraded.
 func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginInstance, error) {
-	names, err := h.cfg.Required.For(r.pod, r.container.GetName())
+	names, err := h.Required().For(r.pod, r.container.GetName())
 	if err != nil {
 		return nil, fmt.Errorf("pod %s/%s: %w: %w", r.pod.GetNamespace(), r.pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -50,13 +51,18 @@ type Node struct {
 
 	engine  *engine.Engine
 	network NetworkState
-	cfg     NodeConfig
+	cfg     atomic.Pointer[NodeConfig]
 }
 
 // NewNode returns the service.
 func NewNode(e *engine.Engine, network NetworkState, cfg NodeConfig) *Node {
-	return &Node{engine: e, network: network, cfg: cfg}
+	n := &Node{engine: e, network: network}
+	n.Configure(cfg)
+	return n
 }
+
+// Configure changes what is said of the node from now on.
+func (n *Node) Configure(cfg NodeConfig) { n.cfg.Store(&cfg) }
 
 // OpenSession implements NodeService.
 func (n *Node) OpenSession(req *nodev1.OpenSessionRequest, stream grpc.ServerStreamingServer[nodev1.OpenSessionResponse]) error {
@@ -92,7 +98,7 @@ func (n *Node) GetStatus(_ context.Context, req *nodev1.GetStatusRequest) (*node
 	}
 	resp := &nodev1.GetStatusResponse{
 		Conditions:      []*criv1.RuntimeCondition{runtime, network},
-		RuntimeHandlers: n.cfg.Handlers, Features: n.cfg.Features,
+		RuntimeHandlers: n.cfg.Load().Handlers, Features: n.cfg.Load().Features,
 	}
 	if req.GetVerbose() {
 		text, err := n.info()
@@ -109,7 +115,7 @@ func (n *Node) GetStatus(_ context.Context, req *nodev1.GetStatusRequest) (*node
 func (n *Node) info() (string, error) {
 	var text bytes.Buffer
 	cfg := map[string]any{}
-	err := config.Dump(&text, n.cfg.Config)
+	err := config.Dump(&text, n.cfg.Load().Config)
 	if err == nil {
 		err = toml.Unmarshal(text.Bytes(), &cfg)
 	}
@@ -130,7 +136,7 @@ func (n *Node) info() (string, error) {
 // GetRuntimeConfig implements NodeService. It answers before recovery is done.
 func (n *Node) GetRuntimeConfig(context.Context, *nodev1.GetRuntimeConfigRequest) (*nodev1.GetRuntimeConfigResponse, error) {
 	driver := criv1.CgroupDriver_CGROUPFS
-	if n.cfg.SystemdCgroup {
+	if n.cfg.Load().SystemdCgroup {
 		driver = criv1.CgroupDriver_SYSTEMD
 	}
 	return &nodev1.GetRuntimeConfigResponse{Linux: &criv1.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil

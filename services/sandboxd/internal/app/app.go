@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/api/events"
@@ -28,6 +29,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	busevents "github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/reload"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/ttrpcx"
@@ -65,7 +67,7 @@ const streamsStopTime = 3 * time.Second
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // Run runs the process until ctx ends or a part of it fails.
-func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
+func Run(ctx context.Context, cfg config.Config, stderr io.Writer, again reload.Source[config.Config]) error {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: "sandboxd", Log: cfg.Log, Trace: cfg.Tracing}, stderr)
 	if err != nil {
 		return err
@@ -75,7 +77,7 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	err = lifecycle.Run(ctx, tel.Log, a.Parts()...)
+	err = lifecycle.Run(ctx, tel.Log, append(a.Parts(), reload.Part(cfg, again, a.reloading(), tel))...)
 	return errors.Join(err, a.Close())
 }
 
@@ -103,6 +105,9 @@ type App struct {
 	// layerUsage remembers what writable layers take.
 	layerUsage *layerusage.Cache
 	classes    *classes.Classes
+	specRules  atomic.Pointer[specRules]
+	handlers   atomic.Pointer[pod.Handlers]
+	node       *api.Node
 	features   map[string]*criv1.RuntimeHandlerFeatures // by handler
 }
 
@@ -141,7 +146,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	if err != nil {
 		return nil, err
 	}
-	a.features = a.probeFeatures(ctx)
+	a.features = a.probeFeatures(ctx, cfg)
 	return a, a.buildServer()
 }
 
@@ -165,14 +170,14 @@ func (a *App) buildEngine(ctx context.Context) error {
 		return err
 	}
 	a.network = network.New(networkConfig(cfg), tel.Log, tel.Tracer)
-	inject := cdi(cfg)
+	a.setSpecRules(ctx, cfg)
+	a.handlers.Store(new(handlers(cfg)))
 	init, err := initBinary(cfg)
 	if err != nil {
 		return err
 	}
 	specs := specPort{
-		builder:    ocispec.New(a.host, a.specOptions(ctx, inject)),
-		inject:     inject,
+		rules:      &a.specRules,
 		initBinary: init,
 		systemd:    systemdCgroup(cfg),
 	}
@@ -188,7 +193,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 	a.images = image.New(imageConfig(cfg, a.imageChanged), a.storage, tel.Log, tel.Tracer,
 		func(ctx context.Context, id string) []string { return a.engine.Views.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{
-		Handlers: pod.Handlers{ByName: handlers(cfg), Default: cfg.Runtime.DefaultHandler},
+		Handler: func(name string) (pod.Handler, error) { return a.handlers.Load().Find(name) },
 		BootID:   strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
 		ContainerDir: filepath.Join(cfg.Root, "containers"),
 	}, engine.Ports{
@@ -240,12 +245,13 @@ func (a *App) buildEvents() error {
 
 func (a *App) buildServer() error {
 	usage := api.NewStats(a.engine, a.cgroups, layers{a.layerUsage, a.storage})
+	a.node = api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.features))
 	var err error
 	a.server, err = rpc.NewServer(a.cfg.Server, a.tel,
 		rpc.Service(&sandboxv1.SandboxService_ServiceDesc, api.NewSandbox(a.engine, usage, a.work)),
 		rpc.Service(&containerv1.ContainerService_ServiceDesc, api.NewContainer(a.engine, usage, a.work)),
 		rpc.Service(&imagev1.ImageService_ServiceDesc, api.NewImage(a.images, a.work)),
-		rpc.Service(&nodev1.NodeService_ServiceDesc, api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.features))),
+		rpc.Service(&nodev1.NodeService_ServiceDesc, a.node),
 	)
 	return err
 }

@@ -7,17 +7,18 @@ import (
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // probeFeatures asks the shims of all handlers what they can do, side by side. A feature
 // needs the runtime and the kernel; a handler whose shim does not tell has none.
-func (a *App) probeFeatures(ctx context.Context) map[string]*criv1.RuntimeHandlerFeatures {
+func (a *App) probeFeatures(ctx context.Context, cfg config.Config) map[string]*criv1.RuntimeHandlerFeatures {
 	var mu sync.Mutex // guards out
 	out := map[string]*criv1.RuntimeHandlerFeatures{}
 	mapsIDs := a.rootfs.MapsIDs()
 	var wg sync.WaitGroup
-	for name, h := range handlers(a.cfg) {
+	for name, h := range handlers(cfg).ByName {
 		wg.Go(func() {
 			f := a.handlerFeatures(ctx, h)
 			f.UserNamespaces = f.GetUserNamespaces() && mapsIDs

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -19,21 +20,35 @@ import (
 
 // specPort fits package ocispec to the engine.
 type specPort struct {
-	builder    *ocispec.Builder
-	inject     func(*specs.Spec, []string) error
+	rules      *atomic.Pointer[specRules]
 	initBinary string
 	systemd    bool
 }
 
 var _ port.Specs = specPort{}
 
+// specRules are the policies of specifications, which may change while the process runs.
+type specRules struct {
+	*ocispec.Builder
+
+	inject func(*specs.Spec, []string) error
+}
+
+func (p specPort) builder() *ocispec.Builder { return p.rules.Load().Builder }
+
+// setSpecRules brings the policies of a configuration into force for containers to come.
+func (a *App) setSpecRules(ctx context.Context, cfg config.Config) {
+	inject := cdi(cfg)
+	a.specRules.Store(&specRules{Builder: ocispec.New(a.host, a.specOptions(ctx, cfg, inject)), inject: inject})
+}
+
 // specOptions are the policies of specifications. A default AppArmor profile that cannot be
 // loaded does not keep pods from starting, except those that ask for it.
-func (a *App) specOptions(ctx context.Context, inject func(*specs.Spec, []string) error) ocispec.Options {
-	cfg := a.cfg.Runtime
+func (a *App) specOptions(ctx context.Context, all config.Config, inject func(*specs.Spec, []string) error) ocispec.Options {
+	cfg := all.Runtime
 	opts := ocispec.Options{
-		UnsetSeccomp: unsetSeccomp(a.cfg), InjectCDI: inject, Classes: a.classes,
-		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(a.cfg),
+		UnsetSeccomp: unsetSeccomp(all), InjectCDI: inject, Classes: a.classes,
+		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all),
 	}
 	if !a.host.AppArmor {
 		return opts
@@ -66,7 +81,7 @@ func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, 
 		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, ImageMounts: in.ImageMounts, Handler: in.Handler,
 		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
 	}
-	spec, result, err := p.builder.Build(input)
+	spec, result, err := p.builder().Build(input)
 	if err != nil {
 		return nil, port.SpecResult{}, err
 	}
@@ -86,7 +101,7 @@ func pidNamespace(in port.SpecInput) string {
 }
 
 func (p specPort) Init(in port.SpecInput) (*specs.Spec, error) {
-	return p.builder.BuildInit(ocispec.InitInput{
+	return p.builder().BuildInit(ocispec.InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
 		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
 	})
@@ -120,7 +135,7 @@ func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, erro
 }
 
 func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
-	return ocispec.Adjust(spec, adj, p.builder.Host(), p.inject)
+	return ocispec.Adjust(spec, adj, p.builder().Host(), p.rules.Load().inject)
 }
 
 func (specPort) Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
@@ -132,12 +147,12 @@ func (specPort) MergeNRI(current *criv1.LinuxContainerResources, update *nri.Lin
 }
 
 func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error) {
-	change, err := ocispec.ResourcesToOCI(r, p.builder.Host())
+	change, err := ocispec.ResourcesToOCI(r, p.builder().Host())
 	if err != nil {
 		return nil, err
 	}
 	if plugin != nil {
-		wanted, err := ocispec.NRIResourcesToOCI(plugin, p.builder.Host())
+		wanted, err := ocispec.NRIResourcesToOCI(plugin, p.builder().Host())
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +163,7 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 	}
 	ocispec.MergeOCIResources(spec.Linux.Resources, change)
 	if r.GetOomScoreAdj() != 0 && spec.Process != nil {
-		spec.Process.OOMScoreAdj = new(p.builder.OOMScore(r.GetOomScoreAdj()))
+		spec.Process.OOMScoreAdj = new(p.builder().OOMScore(r.GetOomScoreAdj()))
 	}
 	return change, nil
 }

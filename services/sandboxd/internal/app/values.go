@@ -84,7 +84,7 @@ func rlimits(cfg config.Config) map[string]ocispec.Rlimit {
 	return out
 }
 
-func handlers(cfg config.Config) map[string]pod.Handler {
+func handlers(cfg config.Config) pod.Handlers {
 	out := map[string]pod.Handler{}
 	for name, h := range cfg.Runtime.Handlers {
 		out[name] = pod.Handler{
@@ -94,7 +94,7 @@ func handlers(cfg config.Config) map[string]pod.Handler {
 			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, BaseSpec: h.BaseSpec,
 		}
 	}
-	return out
+	return pod.Handlers{ByName: out, Default: cfg.Runtime.DefaultHandler}
 }
 
 // initBinary is the configured init program or the one beside this program.

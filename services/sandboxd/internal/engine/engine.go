@@ -42,7 +42,9 @@ type Ports struct {
 
 // Config are the engine's values.
 type Config struct {
-	Handlers pod.Handlers
+	// Handler finds a runtime handler by its name, as pod.Handlers does. What it finds may change
+	// while the engine works; pods that are there keep theirs.
+	Handler func(name string) (pod.Handler, error)
 	// BootID of the running kernel; records of another one are of before a reboot.
 	BootID string
 	// SessionGrace is how long a lost gateway session may take to come back before what it
@@ -84,7 +86,7 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 	e.Sandboxes = sandbox.New(sandbox.Parts{
 		Table: e.table, Work: e.work, Driver: e.Tasks, Containers: e.Containers, Views: e.Views, Network: p.Network,
 		Namespaces: p.Namespaces, Files: p.Files, Controller: p.Controller, ImageVolumes: p.ImageVolumes, Specs: p.Specs,
-		Cgroups: p.Cgroups, Handlers: cfg.Handlers, BootID: cfg.BootID, Log: log, Tracer: tracer,
+		Cgroups: p.Cgroups, Handler: cfg.Handler, BootID: cfg.BootID, Log: log, Tracer: tracer,
 	})
 	e.Capture = capture.New(capture.Parts{
 		Table: e.table, Work: e.work, Tasks: p.Tasks, Rootfs: p.Rootfs, Images: p.Images, Handlers: cfg.Handlers,

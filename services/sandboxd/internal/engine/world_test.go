@@ -139,7 +139,7 @@ func start(t *testing.T, w *world, bootID string) *node {
 		t.Fatal(err)
 	}
 	e := engine.New(t.Context(), engine.Config{
-		Handlers: pod.Handlers{ByName: map[string]pod.Handler{"runc": {Name: "runc"}, "vm": {Name: "vm", Sandboxer: pod.SandboxerShim}}, Default: "runc"}, BootID: bootID,
+		Handler: pod.Handlers{ByName: map[string]pod.Handler{"runc": {Name: "runc"}, "vm": {Name: "vm", Sandboxer: pod.SandboxerShim}}, Default: "runc"}.Find, BootID: bootID,
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
 		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},

@@ -161,7 +161,7 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapsh
 			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: extract,
 		}),
 		unpack.WithFetchAllContent(),
-		unpack.WithLimiter(semaphore.NewWeighted(int64(s.cfg.MaxConcurrentDownloads))),
+		unpack.WithLimiter(semaphore.NewWeighted(int64(s.conf.Load().MaxConcurrentDownloads))),
 		unpack.WithDuplicationSuppressor(s.shared),
 	)
 	if err != nil {

@@ -139,7 +139,7 @@ func (s *Service) show(e *entry) *criv1.Image {
 		}
 	}
 	img.Uid, img.Username = userOf(e.config.Config.User)
-	img.Pinned = s.pinned.match(e.names...)
+	img.Pinned = s.conf.Load().pinned.match(e.names...)
 	return img
 }
 

@@ -86,12 +86,12 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 
 // pull does the work of one pull and cleans up after a failed one.
 func (s *Service) pull(ctx context.Context, req request) (id string, err error) {
-	base := ctx
+	base, conf := ctx, s.conf.Load()
 	steps := s.newProgress(req.name)
 	defer func() { steps.end(base, id, err) }()
 	ctx, session, err := registry.Open(ctx, registry.Config{
-		HostDirs: s.cfg.HostDirs, AuthFile: s.cfg.AuthFile, ProgressTimeout: s.cfg.ProgressTimeout, UserAgent: s.cfg.UserAgent,
-		MaxConcurrentDownloads: s.cfg.MaxConcurrentDownloads, RangeSize: s.cfg.RangeSize,
+		HostDirs: conf.HostDirs, AuthFile: conf.AuthFile, ProgressTimeout: conf.ProgressTimeout, UserAgent: conf.UserAgent,
+		MaxConcurrentDownloads: conf.MaxConcurrentDownloads, RangeSize: conf.RangeSize,
 	}, req.name, req.creds)
 	if err != nil {
 		return "", err

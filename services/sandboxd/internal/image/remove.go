@@ -103,7 +103,7 @@ func (s *Service) forget(ctx context.Context, names []string) error {
 }
 
 func (s *Service) tell(ctx context.Context, topic string, event any) {
-	if s.cfg.OnChange != nil {
-		s.cfg.OnChange(ctx, topic, event)
+	if s.conf.Load().OnChange != nil {
+		s.conf.Load().OnChange(ctx, topic, event)
 	}
 }

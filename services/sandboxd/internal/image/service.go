@@ -33,12 +33,11 @@ const defaultDownloads = 3
 // Service is the image service of a node. Its methods are safe for concurrent use. Before
 // Load has returned they fail with ErrUnavailable.
 type Service struct {
-	cfg    Config
+	conf   atomic.Pointer[settings]
 	st     *storage.Storage
 	log    *slog.Logger
 	tracer trace.Tracer
 	inUse  func(ctx context.Context, imageID string) []string
-	pinned wildcards
 
 	pulls   flights
 	shared  *keylock.Locks // of blobs and layers: pulls that share one fetch and extract it once
@@ -54,11 +53,31 @@ func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer,
 	if cfg.MaxConcurrentDownloads <= 0 {
 		cfg.MaxConcurrentDownloads = defaultDownloads
 	}
-	return &Service{
-		cfg: cfg, st: st, log: log, tracer: tracer, inUse: inUse,
-		pinned: newWildcards(cfg.PinnedImages),
-		shared: keylock.New(),
+	s := &Service{st: st, log: log, tracer: tracer, inUse: inUse, shared: keylock.New()}
+	s.conf.Store(&settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)})
+	return s
+}
+
+// settings are what Configure changes.
+type settings struct {
+	Config
+
+	pinned wildcards
+}
+
+// Configure changes the configuration, but for OnChange and UserAgent. Pulls that are under way
+// keep what they began with.
+func (s *Service) Configure(ctx context.Context, cfg Config) error {
+	now := s.conf.Load()
+	cfg.OnChange, cfg.UserAgent = now.OnChange, now.UserAgent
+	if cfg.MaxConcurrentDownloads <= 0 {
+		cfg.MaxConcurrentDownloads = defaultDownloads
 	}
+	s.conf.Store(&settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)})
+	if s.catalog.Load() == nil {
+		return nil // Load will show the images with it
+	}
+	return s.reload(s.st.Context(ctx))
 }
 
 // Load reads the images of the node.
@@ -156,7 +175,7 @@ func (s *Service) whole(ctx context.Context, e *entry) (string, error) {
 	if err == nil {
 		return name, nil
 	}
-	for _, other := range s.cfg.Snapshotters {
+	for _, other := range s.conf.Load().Snapshotters {
 		if s.check(ctx, e, other) == nil {
 			return other, nil
 		}
@@ -202,7 +221,7 @@ func (s *Service) check(ctx context.Context, e *entry, snapshotter string) error
 
 // snapshotter returns the snapshotter of the runtime handler that an image is for.
 func (s *Service) snapshotter(spec *criv1.ImageSpec) string {
-	if name := s.cfg.Snapshotters[spec.GetRuntimeHandler()]; name != "" {
+	if name := s.conf.Load().Snapshotters[spec.GetRuntimeHandler()]; name != "" {
 		return name
 	}
 	return s.st.DefaultSnapshotter()

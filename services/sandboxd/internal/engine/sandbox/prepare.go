@@ -32,7 +32,7 @@ func (u *UseCases) Prepare(ctx context.Context, session string, cfg *criv1.PodSa
 	if err != nil {
 		return nil, false, err
 	}
-	handler, err := u.p.Handlers.Find(handlerName)
+	handler, err := u.p.Handler(handlerName)
 	if err != nil {
 		return nil, false, err
 	}
