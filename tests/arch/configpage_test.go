@@ -100,6 +100,39 @@ func TestConfigurationPageNamesEveryKey(t *testing.T) {
 		}
 	}
 	checkLiveKeys(t, page, all)
+	checkTags(t, root, page)
+}
+
+// checkTags finds the keys that the examples do not show, such as those of empty lists, by the
+// tags in the source.
+func checkTags(t *testing.T, root, page string) {
+	t.Helper()
+	tag := regexp.MustCompile("`toml:\"(\\w+)")
+	for _, pattern := range []string{"services/*/internal/config/*.go", "services/internal/*/config.go", "services/eventbus/internal/*/config.go"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: no files: %v", pattern, err)
+		}
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			for _, m := range tag.FindAllSubmatch(source, -1) {
+				if !regexp.MustCompile("[`.]" + string(m[1]) + "[`.\\]]").MatchString(page) {
+					t.Errorf("the page does not name %s of %s", m[1], file)
+				}
+			}
+		}
+	}
+}
+
+// emptyByDefault are tables and lists that the examples do not show.
+func emptyByDefault() []string {
+	return []string{"runtime.ulimits", "plugins", "required.rules", "required.exempt"}
 }
 
 // checkLiveKeys checks that the keys which the page calls changeable are keys, or tables of them.
@@ -113,7 +146,7 @@ func checkLiveKeys(t *testing.T, page string, all []string) {
 	}
 	for _, m := range live {
 		known := func(name string) bool { return name == m[1] || strings.HasPrefix(name, m[1]+".") }
-		if !slices.ContainsFunc(all, known) && m[1] != "runtime.ulimits" { // a table that is empty by default
+		if !slices.ContainsFunc(all, known) && !slices.Contains(emptyByDefault(), m[1]) {
 			t.Errorf("%s is called a key that can be changed, but it is none", m[1])
 		}
 	}
