@@ -56,8 +56,15 @@ func keysOf(t *testing.T, file string) []key {
 func table(keys []key) string {
 	var out strings.Builder
 	out.WriteString("| key | default | meaning |\n|---|---|---|\n")
+	handler := regexp.MustCompile(`^runtime\.handlers\.[^.]+\.`)
+	said := map[string]bool{}
 	for _, k := range keys {
-		name := strings.Replace(k.name, "runtime.handlers.runc.", "runtime.handlers.NAME.", 1)
+		// Handlers have the same keys; the first one speaks for all.
+		name := handler.ReplaceAllString(k.name, "runtime.handlers.NAME.")
+		if said[name] {
+			continue
+		}
+		said[name] = true
 		fmt.Fprintf(&out, "| `%s` | `%s` | %s |\n", name, k.value, strings.ReplaceAll(k.meaning, "|", `\|`))
 	}
 	return out.String()

@@ -75,7 +75,7 @@ func TestConfigurationIsReadAnew(t *testing.T) {
 	}
 	s.change(testenv.Sandboxd, func(c testenv.Settings) {
 		for _, key := range []string{"runtime_type", "shim_path", "binary_name", "runtime_root", "sandboxer"} {
-			c.Set("runtime.handlers.copy."+key, c.Get("runtime.handlers.runc."+key))
+			c.Set("runtime.handlers.copy."+key, c.Get("runtime.handlers."+c.Get("runtime.default_handler").(string)+"."+key))
 		}
 		c.Set("runtime.ulimits.nofile", map[string]any{"soft": 777, "hard": 888})
 		c.Set("image.pinned_images", []string{"*busybox*"})
