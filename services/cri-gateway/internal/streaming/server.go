@@ -247,6 +247,13 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request) {
 	defer s.sessions.leave()
 	ctx, cancel := sessionContext(r.Context())
 	defer cancel()
+	if isTunnel(r) {
+		var err error
+		if w, r, err = openTunnel(w, r); err != nil {
+			s.log.DebugContext(ctx, "tunnel not opened", slog.Any("error", err))
+			return
+		}
+	}
 	f := &forwarder{ctx: ctx, sandboxes: s.sandboxes}
 	defer f.streams.close()
 	portforward.ServePortForward(w, r, f, req.sandboxID, "", &portforward.V4Options{Ports: req.ports},
