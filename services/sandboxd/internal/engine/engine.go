@@ -89,7 +89,7 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 		Cgroups: p.Cgroups, Handler: cfg.Handler, BootID: cfg.BootID, Log: log, Tracer: tracer,
 	})
 	e.Capture = capture.New(capture.Parts{
-		Table: e.table, Work: e.work, Tasks: p.Tasks, Rootfs: p.Rootfs, Images: p.Images, Handlers: cfg.Handlers,
+		Table: e.table, Work: e.work, Tasks: p.Tasks, Rootfs: p.Rootfs, Images: p.Images, Handler: cfg.Handler,
 		ContainerDir: cfg.ContainerDir, Log: log,
 	})
 	return e

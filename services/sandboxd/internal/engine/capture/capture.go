@@ -35,12 +35,12 @@ const atOnce = 4
 
 // Parts are what a Capturer works with. All must be set.
 type Parts struct {
-	Table    *table.Table
-	Work     *work.Group
-	Tasks    port.Tasks
-	Rootfs   port.Rootfs
-	Images   port.Images
-	Handlers pod.Handlers
+	Table   *table.Table
+	Work    *work.Group
+	Tasks   port.Tasks
+	Rootfs  port.Rootfs
+	Images  port.Images
+	Handler func(name string) (pod.Handler, error)
 	// ContainerDir is the folder with a folder for each container.
 	ContainerDir string
 	Log          *slog.Logger

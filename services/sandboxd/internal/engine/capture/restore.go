@@ -18,7 +18,7 @@ func (u *Capturer) CheckRestore(ctx context.Context, dir, handlerName string, op
 	if err != nil {
 		return err
 	}
-	h, err := u.p.Handlers.Find(handlerName)
+	h, err := u.p.Handler(handlerName)
 	if err != nil {
 		return err
 	}
