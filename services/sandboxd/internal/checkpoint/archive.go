@@ -90,7 +90,7 @@ func TakeImages(ctx context.Context, checkpoint, name, to string) error {
 		if err != nil {
 			return err
 		}
-		defer sub.Close()
+		defer func() { _ = sub.Close() }() // only read
 		err = os.MkdirAll(to, 0o700)
 		if err != nil {
 			return err
@@ -172,10 +172,10 @@ func withContainer(checkpoint, name string, fn func(*os.Root) error) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }() // only read
 	sub, err := root.OpenRoot(filepath.Join(containers, name))
 	if err == nil {
-		defer sub.Close()
+		defer func() { _ = sub.Close() }() // only read
 		err = fn(sub)
 	}
 	if err != nil {

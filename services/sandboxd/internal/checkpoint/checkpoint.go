@@ -100,7 +100,7 @@ func Read(dir string) (Pod, error) {
 	if err != nil {
 		return Pod{}, err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }() // only read
 	f, err := root.Open(metadata.PodDumpFile)
 	if err != nil {
 		return Pod{}, fmt.Errorf("%s is no pod checkpoint: %w: %w", dir, errdefs.ErrFailedPrecondition, err)

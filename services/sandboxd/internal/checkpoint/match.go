@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -62,7 +63,7 @@ func (c Container) match(field string, is *criv1.ContainerConfig) error {
 		{"args", func(c *criv1.ContainerConfig) string { return fmt.Sprintf("%q", c.GetArgs()) }},
 		{"working_dir", (*criv1.ContainerConfig).GetWorkingDir},
 		{"envs", environment},
-		{"tty", func(c *criv1.ContainerConfig) string { return fmt.Sprint(c.GetTty()) }},
+		{"tty", func(c *criv1.ContainerConfig) string { return strconv.FormatBool(c.GetTty()) }},
 		{"mounts", destinations},
 		{"linux.security_context", credentials},
 	} {
@@ -103,7 +104,7 @@ func credentials(c *criv1.ContainerConfig) string {
 		if v == nil {
 			return "unset"
 		}
-		return fmt.Sprint(v.GetValue())
+		return strconv.FormatInt(v.GetValue(), 10)
 	}
 	return fmt.Sprintf("run_as_user %s, run_as_username %q, run_as_group %s, supplemental_groups %v",
 		id(sc.GetRunAsUser()), sc.GetRunAsUsername(), id(sc.GetRunAsGroup()), sc.GetSupplementalGroups())

@@ -298,13 +298,17 @@ func TestRestoreIsRefusedForWhatDoesNotFit(t *testing.T) {
 		"no checkpoint":   {check(t.TempDir(), "", nil, same), errdefs.IsFailedPrecondition},
 		"unknown handler": {check(dir, "no", nil, same), errdefs.IsNotFound},
 		"option":          {check(dir, "", map[string]string{"x": "y"}, same), errdefs.IsInvalidArgument},
-		"one missing": {check(dir, "", nil, func(c []*criv1.ContainerConfig) []*criv1.ContainerConfig { return c[:1] }),
-			errdefs.IsInvalidArgument},
+		"one missing": {
+			check(dir, "", nil, func(c []*criv1.ContainerConfig) []*criv1.ContainerConfig { return c[:1] }),
+			errdefs.IsInvalidArgument,
+		},
 		"one too many": {check(dir, "", nil, func(c []*criv1.ContainerConfig) []*criv1.ContainerConfig {
 			return append(c, containerConfig("three"))
 		}), errdefs.IsInvalidArgument},
-		"one twice": {check(dir, "", nil, func(c []*criv1.ContainerConfig) []*criv1.ContainerConfig { return append(c, c[0]) }),
-			errdefs.IsInvalidArgument},
+		"one twice": {
+			check(dir, "", nil, func(c []*criv1.ContainerConfig) []*criv1.ContainerConfig { return append(c, c[0]) }),
+			errdefs.IsInvalidArgument,
+		},
 		"command":     {with(func(c *criv1.ContainerConfig) { c.Command = []string{"other"} }), errdefs.IsInvalidArgument},
 		"args":        {with(func(c *criv1.ContainerConfig) { c.Args = []string{"other"} }), errdefs.IsInvalidArgument},
 		"folder":      {with(func(c *criv1.ContainerConfig) { c.WorkingDir = "/other" }), errdefs.IsInvalidArgument},
