@@ -26,12 +26,12 @@ func (s self) Able(ctx context.Context) error {
 }
 
 // Plugins implements runtime.Self.
-func (s self) Plugins(ctx context.Context) (enabled bool, failure error, degraded, missing []string) {
+func (s self) Plugins(ctx context.Context) (enabled bool, degraded, missing []string, failure error) {
 	if s.a.hubs == nil {
 		return false, nil, nil, nil
 	}
 	degraded, missing = s.a.hubs.Plugins()
-	return true, s.a.hubs.Ready(ctx), degraded, missing
+	return true, degraded, missing, s.a.hubs.Ready(ctx)
 }
 
 // Info implements runtime.Self. sandboxd speaks for itself.

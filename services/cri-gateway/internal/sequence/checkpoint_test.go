@@ -2,6 +2,7 @@ package sequence_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,10 +82,8 @@ func TestRestoreWithoutACallerIsUndone(t *testing.T) {
 func (b *bench) await(t *testing.T, call string) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		for _, c := range b.journal.Take() {
-			if c == call {
-				return
-			}
+		if slices.Contains(b.journal.Take(), call) {
+			return
 		}
 	}
 	t.Fatalf("%s was not called", call)

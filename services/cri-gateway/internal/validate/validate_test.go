@@ -93,7 +93,8 @@ func TestRunPodSandbox(t *testing.T) {
 				{ContainerPort: 81, HostPort: 8080, Protocol: criv1.Protocol_UDP},
 				{ContainerPort: 81, HostPort: 8080, Protocol: criv1.Protocol_SCTP},
 				{ContainerPort: 80, HostPort: 8080, HostIp: "127.0.0.1"}, // the same once more
-				{ContainerPort: 1}, {ContainerPort: 2}, // exposed nowhere
+				{ContainerPort: 1},
+				{ContainerPort: 2}, // exposed nowhere
 			}
 		}, ""},
 		{"network of its own for each container", func(r *criv1.RunPodSandboxRequest) {

@@ -62,9 +62,9 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 	begin := time.Now()
 	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit+patience)
 	answers := make(chan answer, 1)
-	h.calls.Go(func() { //nolint:contextcheck // the call outlives the request, see untilLate
+	h.calls.Go(func() {
 		defer cancel()
-		resp, err := m.plugin.Call(untilLate{base, begin.Add(limit)}, e, req)
+		resp, err := m.plugin.Call(untilLate{base, begin.Add(limit)}, e, req) //nolint:contextcheck // outlives the request
 		answers <- answer{resp, err}
 	})
 	timer := time.NewTimer(limit)

@@ -194,7 +194,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		func(ctx context.Context, id string) []string { return a.engine.Views.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{
 		Handler: func(name string) (pod.Handler, error) { return a.handlers.Load().Find(name) },
-		BootID:   strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
+		BootID:  strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
 		ContainerDir: filepath.Join(cfg.Root, "containers"),
 	}, engine.Ports{
 		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: a.network,

@@ -37,8 +37,7 @@ func (t *Tasks) CheckpointReady(ctx context.Context, handler pod.Handler) error 
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s check: %w", path, context.Cause(ctx))
 	}
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
+	if _, exited := errors.AsType[*exec.ExitError](err); !exited {
 		return fmt.Errorf("%s check: %w: %w", path, errdefs.ErrFailedPrecondition, err)
 	}
 	return fmt.Errorf("%s cannot work on this kernel, %q says: %s: %w", path, "criu check", lastLines(string(out)), errdefs.ErrFailedPrecondition)

@@ -162,13 +162,17 @@ func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 }
 
 func startLayer(ctx context.Context, tracer trace.Tracer, name string, desc ocispec.Descriptor) (context.Context, trace.Span) {
-	return tracer.Start(ctx, name, trace.WithAttributes(
+	return tracer.Start(ctx, name, trace.WithAttributes( //nolint:spancheck // endLayer ends it
 		attribute.String("digest", desc.Digest.String()), attribute.String("media_type", desc.MediaType), attribute.Int64("size", desc.Size)))
 }
 
 func endLayer(span trace.Span, err error) {
+	failed(span, err)
+	span.End()
+}
+
+func failed(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 	}
-	span.End()
 }

@@ -122,8 +122,9 @@ func (s *Service) pull(ctx context.Context, req request) (id string, err error) 
 
 func (s *Service) resolve(ctx context.Context, session *registry.Session) (ocispec.Descriptor, error) {
 	ctx, span := s.tracer.Start(ctx, "sandboxd.image.resolve")
+	defer span.End()
 	root, err := session.Resolve(ctx)
-	endLayer(span, err)
+	failed(span, err)
 	return root, err
 }
 

@@ -195,10 +195,10 @@ func TestInitSecurity(t *testing.T) {
 		"group alone":     {&criv1.LinuxSandboxSecurityContext{RunAsGroup: id(1)}, errdefs.ErrInvalidArgument},
 		"negative user":   {&criv1.LinuxSandboxSecurityContext{RunAsUser: id(-1)}, errdefs.ErrInvalidArgument},
 		"negative group":  {&criv1.LinuxSandboxSecurityContext{SupplementalGroups: []int64{-1}}, errdefs.ErrInvalidArgument},
-		"no seccomp file": {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "localhost//no/such"}, errdefs.ErrNotFound},
+		"no seccomp file": {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "localhost//no/such"}, errdefs.ErrNotFound}, //nolint:staticcheck // old clients
 		"AppArmor":        {&criv1.LinuxSandboxSecurityContext{Apparmor: &criv1.SecurityProfile{}}, errdefs.ErrFailedPrecondition},
 		"SELinux":         {&criv1.LinuxSandboxSecurityContext{SelinuxOptions: &criv1.SELinuxOption{Level: "s0"}}, errdefs.ErrFailedPrecondition},
-		"old spelling":    {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "odd"}, errdefs.ErrInvalidArgument},
+		"old spelling":    {&criv1.LinuxSandboxSecurityContext{SeccompProfilePath: "odd"}, errdefs.ErrInvalidArgument}, //nolint:staticcheck // old clients
 	} {
 		if _, err := run(testHost(), bad.sc); !errors.Is(err, bad.want) {
 			t.Errorf("%s: error %v, want %v", name, err, bad.want)

@@ -52,8 +52,8 @@ type self struct{}
 
 func (self) Able(context.Context) error { return nil }
 
-func (self) Plugins(context.Context) (enabled bool, failure error, degraded, missing []string) {
-	return true, nil, nil, []string{"guard"}
+func (self) Plugins(context.Context) (enabled bool, degraded, missing []string, failure error) {
+	return true, nil, []string{"guard"}, nil
 }
 
 func (self) Info(context.Context) map[string]any { return map[string]any{"cri-gateway": "well"} }

@@ -46,7 +46,7 @@ type Self interface {
 	Able(ctx context.Context) error
 	// Plugins says whether there are plugins at all, why they cannot be called, which do
 	// not answer and which required ones are away.
-	Plugins(ctx context.Context) (enabled bool, failure error, degraded, missing []string)
+	Plugins(ctx context.Context) (enabled bool, degraded, missing []string, failure error)
 	// Info describes the processes for people, by their names.
 	Info(ctx context.Context) map[string]any
 }

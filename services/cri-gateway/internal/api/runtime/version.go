@@ -26,7 +26,7 @@ func (s *Service) Status(ctx context.Context, req *criv1.StatusRequest) (*criv1.
 	if err := s.self.Able(ctx); err != nil {
 		status.HubAway(resp, err)
 	}
-	if enabled, failure, degraded, missing := s.self.Plugins(ctx); enabled {
+	if enabled, degraded, missing, failure := s.self.Plugins(ctx); enabled {
 		status.AddPlugins(resp, failure, degraded, missing)
 	}
 	if req.GetVerbose() {

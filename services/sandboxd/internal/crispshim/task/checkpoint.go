@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,7 +72,7 @@ func (c *Container) workDir(wanted string) (dir string, drop func()) {
 	dir = filepath.Join(c.spec.Bundle, criuWork)
 	return dir, func() {
 		if err := os.RemoveAll(dir); err != nil {
-			c.host.Log.Warn("CRIU's logs", "container_id", c.spec.ID, "error", err.Error())
+			c.host.Log.Warn("CRIU's logs", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 		}
 	}
 }
@@ -163,7 +164,7 @@ func (c *Container) abandonRestore(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
 	if err := c.runc.Delete(ctx, c.spec.ID, &runc.DeleteOpts{Force: true}); err != nil {
-		c.host.Log.DebugContext(ctx, "rest of a failed restore", "container_id", c.spec.ID, "error", err.Error())
+		c.host.Log.DebugContext(ctx, "rest of a failed restore", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 	}
 	c.unwatchOOM()
 	return c.init.disconnect()

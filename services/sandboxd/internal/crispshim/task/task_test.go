@@ -194,7 +194,7 @@ func TestEndInAStormOfExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
-	for _, id := range strings.Split("abdefghijklm", "") {
+	for id := range strings.SplitSeq("abdefghijklm", "") {
 		wg.Go(func() {
 			if c.AddExec(id, process, stdio.Config{}) != nil {
 				return

@@ -38,7 +38,7 @@ func (s *Session) Blob(ctx context.Context, store content.Store, desc ocispec.De
 	t := bringing{session: s, store: store, desc: desc, ranged: s.takeRanges(desc)}
 	defer func() { s.giveRanges(t.ranged) }()
 	var err error
-	for ever := 0; ever < maxBlobTriesEver; ever++ {
+	for range maxBlobTriesEver {
 		fetcher := s.fetcher
 		if t.ranged {
 			fetcher = s.ranges
@@ -77,7 +77,7 @@ type bringing struct {
 // away what cannot be gone on from.
 func (t *bringing) again(ctx context.Context, err error) (bool, error) {
 	if ctx.Err() != nil || NoSpace(err) {
-		return false, nil
+		return false, nil //nolint:nilerr // an error only if throwing away failed
 	}
 	broken := resumable(err)
 	bad := !broken && wrongBytes(err)

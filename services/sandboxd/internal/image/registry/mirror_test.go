@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -167,7 +168,7 @@ func TestHostConfiguration(t *testing.T) {
 	}
 	secure := httptest.NewUnstartedServer(http.HandlerFunc(serve))
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
-	secure.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: ca} //nolint:gosec // for a test
+	secure.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: ca}
 	secure.StartTLS()
 	t.Cleanup(secure.Close)
 	dir := t.TempDir()
@@ -242,9 +243,7 @@ func httpProxy(w http.ResponseWriter, r *http.Request, host string) {
 	}
 	defer resp.Body.Close()
 	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	for k, v := range resp.Header {
-		w.Header()[k] = v
-	}
+	maps.Copy(w.Header(), resp.Header)
 	w.WriteHeader(resp.StatusCode)
 	_, _ = io.Copy(w, resp.Body)
 }

@@ -83,7 +83,7 @@ var theReaper = sync.OnceValues(func() (*reaper.Reaper, error) {
 	runc.Monitor = r.Monitor()
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
-	go r.Run(context.Background(), children)
+	go r.Run(context.Background(), children) //nolint:forbidigo // as long as the test program
 	return r, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 })
 
@@ -98,16 +98,16 @@ type Node struct {
 }
 
 // New returns a node.
-func New(t testing.TB) *Node {
-	t.Helper()
+func New(tb testing.TB) *Node {
+	tb.Helper()
 	r, err := theReaper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	n := &Node{t: t, dir: t.TempDir()}
+	n := &Node{t: tb, dir: tb.TempDir()}
 	n.Host = task.Host{Namespace: "ns", Reaper: r, Publish: n.publish, Log: slog.New(slog.DiscardHandler)}
-	if err := os.WriteFile(n.path("runtime"), []byte(runtime), 0o700); err != nil {
-		t.Fatal(err)
+	if err := os.WriteFile(n.path("runtime"), []byte(runtime), 0o700); err != nil { //nolint:gosec // a program
+		tb.Fatal(err)
 	}
 	return n
 }
@@ -183,11 +183,13 @@ func (n *Node) Clean() {
 // Eventually waits until ok.
 func (n *Node) Eventually(what string, ok func() bool) {
 	n.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for range 1000 {
 		if ok() {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		<-tick.C
 	}
 	n.t.Fatal(fmt.Sprint("never: ", what, "; events ", n.Events()))
 }
