@@ -151,12 +151,18 @@ func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string,
 		return err
 	}
 	req := &taskapi.KillRequest{ID: containerID, ExecID: execID, Signal: uint32(sig), All: all}
-	err = i.Task(ctx, "Kill", req, &emptypb.Empty{})
+	force := all && sig == syscall.SIGKILL
+	asked, cancel := ctx, context.CancelFunc(func() {})
+	if force {
+		asked, cancel = context.WithTimeout(ctx, killTimeout)
+	}
+	err = i.Task(asked, "Kill", req, &emptypb.Empty{})
+	cancel()
 	if err == nil {
 		return nil
 	}
 	unanswered := errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded)
-	if unanswered && all && sig == syscall.SIGKILL {
+	if unanswered && force {
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		defer cancel()
 		if killErr := i.KillAll(kctx, containerID); killErr != nil {

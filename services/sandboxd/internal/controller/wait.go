@@ -46,6 +46,28 @@ func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string)
 
 // waitOnce asks the shim, or what is left of it, once.
 func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, execID string) (e pod.Exit, again bool, err error) {
+	// A shim that does not answer is not waited for once the end is known without it.
+	outer := ctx
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	known := i.ExitKnown(containerID)
+	go func() {
+		select {
+		case <-known:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	defer func() {
+		killed, ok := i.Exit(containerID)
+		switch {
+		case err == nil || outer.Err() != nil || !ok || i.Status().Ended:
+		case execID != "":
+			e, again, err = pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: killed.At}, false, nil
+		default:
+			e, again, err = killed, false, nil
+		}
+	}()
 	if err := i.Settle(ctx); err != nil {
 		return pod.Exit{}, false, err
 	}

@@ -51,6 +51,7 @@ type Instance struct {
 	shimPid  uint32
 	logPipe  *os.File
 	exits    map[string]pod.Exit
+	known    map[string]chan struct{} // closed when there is an exit of that container
 	diedAt   time.Time
 	changed  chan struct{}      // closed and replaced at each change of the state
 	abort    context.CancelFunc // ends a Start
@@ -65,6 +66,7 @@ func (m *Manager) newInstance(b bundle.Pod, meta bundle.Meta) *Instance {
 		busy:    make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 		exits:   map[string]pod.Exit{},
+		known:   map[string]chan struct{}{},
 		changed: make(chan struct{}),
 	}
 }
@@ -108,7 +110,35 @@ func (i *Instance) Status() Status {
 // Ended is closed when the shim is dead and was cleaned up after, or was shut down.
 func (i *Instance) Ended() <-chan struct{} { return i.ended }
 
-// Exit returns the exit of a container that was found out after the shim's death.
+// ExitKnown is closed when Exit knows the end of a container.
+func (i *Instance) ExitKnown(containerID string) <-chan struct{} {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.knownOf(containerID)
+}
+
+// knownOf is the channel of a container; mu is held.
+func (i *Instance) knownOf(containerID string) chan struct{} {
+	c, ok := i.known[containerID]
+	if !ok {
+		c = make(chan struct{})
+		i.known[containerID] = c
+	}
+	return c
+}
+
+// noteExit keeps what was found out of a container's end; the first to be found out stays.
+func (i *Instance) noteExit(containerID string, e pod.Exit) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if _, ok := i.exits[containerID]; ok {
+		return
+	}
+	i.exits[containerID] = e
+	close(i.knownOf(containerID))
+}
+
+// Exit returns the exit of a container that was found out without its shim.
 func (i *Instance) Exit(containerID string) (pod.Exit, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

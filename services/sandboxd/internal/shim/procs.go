@@ -44,6 +44,21 @@ func processesIn(dir string) []int {
 	return pids
 }
 
+// programIn is the program of a process that works in a folder; empty if none does, or its
+// file is gone.
+func programIn(dir string) string {
+	for _, pid := range processesIn(dir) {
+		path, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+		if err != nil {
+			continue
+		}
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
 // hasTerminal says whether a process has a controlling terminal: no shim has one, but the
 // shell of somebody who looks into a bundle.
 func hasTerminal(pid string) bool {

@@ -64,6 +64,12 @@ func (m *Manager) load(ctx context.Context, id string) Loaded {
 	}
 	out.Containers, _ = b.Containers()
 	meta, metaErr := b.Meta()
+	if metaErr != nil {
+		// Who works in the bundle is the shim, whose program can still clean up after it.
+		if program := programIn(b.Dir()); program != "" {
+			meta.ShimPath, meta.BootID = program, m.bootID
+		}
+	}
 	i := m.newInstance(b, meta)
 	m.mu.Lock()
 	m.shims[id] = i

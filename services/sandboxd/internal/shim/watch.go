@@ -18,6 +18,8 @@ import (
 const (
 	reconnectFirst = 50 * time.Millisecond
 	reconnectMost  = 5 * time.Second
+	// codeKilled is the exit code of a process that SIGKILL ended.
+	codeKilled = 137
 )
 
 // watch looks after a shim in the background until it is dead or the manager is closed.
@@ -110,10 +112,7 @@ func (i *Instance) bury(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, id := range ids {
 		wg.Go(func() {
-			e := i.clean(ctx, id)
-			i.mu.Lock()
-			i.exits[id] = e
-			i.mu.Unlock()
+			i.noteExit(id, i.clean(ctx, id))
 		})
 	}
 	wg.Wait()
@@ -192,7 +191,8 @@ func (i *Instance) killLeft(ctx context.Context, id, dir string) error {
 }
 
 // KillAll kills every process in the control group of a container without the shim's help,
-// within ctx.
+// within ctx. That they are gone is the end of the container, whether or not the shim ever
+// tells it.
 func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	path, err := bundle.CgroupsPath(i.bundle.ContainerDir(containerID))
 	if err != nil {
@@ -202,7 +202,16 @@ func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	if err != nil {
 		return err
 	}
-	return g.Kill(ctx)
+	if err := g.Kill(ctx); err != nil {
+		return err
+	}
+	dir := i.bundle.ContainerDir(containerID)
+	e, err := bundle.ReadExit(dir)
+	if err != nil {
+		e = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: codeKilled, At: time.Now()}
+	}
+	i.noteExit(containerID, e)
+	return nil
 }
 
 // Discard removes a container that its shim does not know, or does not know any more: what
@@ -221,6 +230,7 @@ func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, e
 	}
 	i.mu.Lock()
 	delete(i.exits, containerID)
+	delete(i.known, containerID)
 	i.mu.Unlock()
 	return e, nil
 }
