@@ -363,9 +363,11 @@ func TestDamagedShimFailsOnlyItsPod(t *testing.T) {
 	})})
 	for name := range bothShims(t) {
 		for damage, do := range map[string]func(bundle string, shim int) error{
+			"stopped":       func(_ string, shim int) error { return syscall.Kill(shim, syscall.SIGSTOP) },
 			"cut bootstrap": func(b string, _ int) error { return os.Truncate(filepath.Join(b, "bootstrap.json"), 7) },
 			"no bootstrap":  func(b string, _ int) error { return os.Remove(filepath.Join(b, "bootstrap.json")) },
 			"no socket":     func(b string, _ int) error { return removeSocketOf(b) },
+			"no metadata":   func(b string, _ int) error { return os.Truncate(filepath.Join(b, "sandbox.json"), 3) },
 		} {
 			t.Run(name+" "+damage, func(t *testing.T) {
 				inner := *s
@@ -415,6 +417,54 @@ func (s *system) damagedShim(handler string, damage func(bundle string, shim int
 		t.Error("the container's process lives on")
 	}
 	must(t, errors.Join(s.removePod(id), s.removePod(good)))
+}
+
+// A shim that stops answering while sandboxd is there holds up neither the stop of its
+// containers nor the removal of its pod.
+func TestDamagedShimHoldsUpNoStop(t *testing.T) {
+	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
+		for name, shim := range bothShims(t) {
+			handler(settings, name, shim)
+		}
+	})})
+	for name := range bothShims(t) {
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, pod with a process of its own: %t", name, shared), func(t *testing.T) {
+				inner := *s
+				inner.t = t
+				inner.stoppedShim(name, shared)
+			})
+		}
+	}
+}
+
+func (s *system) stoppedShim(handler string, shared bool) {
+	t := s.t
+	config := s.podConfig("stopped")
+	if shared {
+		config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD}
+	}
+	id := s.pod(config, handler)
+	c := s.container(id, config, script("main", "sleep 1000"))
+	victim := s.firstProcess(c)
+	must(t, syscall.Kill(s.shimOf(id), syscall.SIGSTOP))
+	began := time.Now()
+	_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: c, Timeout: 2})
+	must(t, err)
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("stop of the container took %s", took)
+	}
+	if syscall.Kill(victim, 0) == nil && !isZombie(victim) {
+		t.Error("the container's process lives on")
+	}
+	if st := s.waitExit(c, time.Second); st.GetExitCode() != 137 {
+		t.Errorf("exit code %d, want 137", st.GetExitCode())
+	}
+	began = time.Now()
+	must(t, errors.Join(s.stopPod(id), s.removePod(id)))
+	if took := time.Since(began); took > 40*time.Second {
+		t.Errorf("stop and removal of the pod took %s", took)
+	}
 }
 
 // isZombie says whether a process has ended and nobody has collected it.

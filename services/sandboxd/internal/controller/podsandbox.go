@@ -116,10 +116,22 @@ func (p *Podsandbox) Stop(ctx context.Context, id string, timeout time.Duration)
 	return err
 }
 
-// signal sends a signal to the sandbox's init and says whether it ended within the time.
+// signal sends a signal to the sandbox's init and says whether it ended within the time. It
+// has not, if its shim does not answer; only SIGKILL needs no shim.
 func (p *Podsandbox) signal(ctx context.Context, id string, sig syscall.Signal, d time.Duration) (bool, error) {
-	err := p.tasks.Kill(ctx, id, id, "", sig, sig == syscall.SIGKILL)
-	if err != nil && !errdefs.IsNotFound(err) {
+	force := sig == syscall.SIGKILL
+	kctx, cancel := ctx, context.CancelFunc(func() {})
+	if !force { // which has limits of its own
+		kctx, cancel = context.WithTimeout(ctx, min(d, killTimeout))
+	}
+	err := p.tasks.Kill(kctx, id, id, "", sig, force)
+	late := kctx.Err() != nil
+	cancel()
+	switch {
+	case err == nil, errdefs.IsNotFound(err):
+	case !force && ctx.Err() == nil && (late || errdefs.IsUnavailable(err)):
+		return false, nil
+	default:
 		return false, err
 	}
 	wctx, cancel := context.WithTimeout(ctx, d)

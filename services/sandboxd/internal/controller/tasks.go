@@ -199,7 +199,7 @@ func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID strin
 	case err == nil:
 		e := pod.Exit{Pid: resp.GetPid(), Code: resp.GetExitStatus(), At: timeOf(resp.GetExitedAt())}
 		if execID == "" {
-			err = i.Bundle().RemoveContainer(containerID)
+			err = i.RemoveContainer(containerID)
 		}
 		return e, named(containerID, execID, err)
 	case execID != "" && i.Status().Ended:

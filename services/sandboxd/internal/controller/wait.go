@@ -16,6 +16,9 @@ import (
 const (
 	waitRetryFirst = 100 * time.Millisecond
 	waitRetryMost  = 2 * time.Second
+	// killedGrace is how long a shim may take to tell itself how a container ended that was
+	// killed without it.
+	killedGrace = time.Second
 	// codeKilled is the exit code of a process that SIGKILL ended.
 	codeKilled = 137
 )
@@ -44,30 +47,38 @@ func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string)
 	}
 }
 
-// waitOnce asks the shim, or what is left of it, once.
+// waitOnce asks the shim, or what is left of it, once. A shim that does not answer is not
+// waited for long once everything in the container was killed without it.
 func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, execID string) (e pod.Exit, again bool, err error) {
-	// A shim that does not answer is not waited for once the end is known without it.
-	outer := ctx
-	ctx, stop := context.WithCancel(ctx)
+	asked, stop := context.WithCancel(ctx)
 	defer stop()
-	known := i.ExitKnown(containerID)
 	go func() {
+		if !i.AwaitKilled(asked, containerID) {
+			return
+		}
 		select {
-		case <-known:
+		case <-time.After(killedGrace):
 			stop()
-		case <-ctx.Done():
+		case <-asked.Done():
 		}
 	}()
-	defer func() {
-		killed, ok := i.Exit(containerID)
-		switch {
-		case err == nil || outer.Err() != nil || !ok || i.Status().Ended:
-		case execID != "":
-			e, again, err = pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: killed.At}, false, nil
-		default:
-			e, again, err = killed, false, nil
-		}
-	}()
+	e, again, err = t.ask(asked, i, containerID, execID)
+	if err == nil || ctx.Err() != nil {
+		return e, again, err
+	}
+	killed, ok := i.Killed(containerID)
+	switch {
+	case !ok:
+		return e, again, err
+	case execID != "":
+		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: killed.At}, false, nil
+	default:
+		return killed, false, nil
+	}
+}
+
+// ask waits for the answer of the shim, or of what is left of it.
+func (t *Tasks) ask(ctx context.Context, i *shim.Instance, containerID, execID string) (e pod.Exit, again bool, err error) {
 	if err := i.Settle(ctx); err != nil {
 		return pod.Exit{}, false, err
 	}

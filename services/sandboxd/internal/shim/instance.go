@@ -50,10 +50,11 @@ type Instance struct {
 	conn     *link.Conn
 	shimPid  uint32
 	logPipe  *os.File
-	exits    map[string]pod.Exit
-	known    map[string]chan struct{} // closed when there is an exit of that container
+	exits    map[string]pod.Exit // of containers that were cleaned up after a dead shim
+	struck   map[string]bool     // containers whose first process KillAll has sent SIGKILL
+	killed   map[string]pod.Exit // of containers that KillAll ended
 	diedAt   time.Time
-	changed  chan struct{}      // closed and replaced at each change of the state
+	changed  chan struct{}      // closed and replaced at each change of the state and of killed
 	abort    context.CancelFunc // ends a Start
 }
 
@@ -66,7 +67,8 @@ func (m *Manager) newInstance(b bundle.Pod, meta bundle.Meta) *Instance {
 		busy:    make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 		exits:   map[string]pod.Exit{},
-		known:   map[string]chan struct{}{},
+		struck:  map[string]bool{},
+		killed:  map[string]pod.Exit{},
 		changed: make(chan struct{}),
 	}
 }
@@ -110,40 +112,75 @@ func (i *Instance) Status() Status {
 // Ended is closed when the shim is dead and was cleaned up after, or was shut down.
 func (i *Instance) Ended() <-chan struct{} { return i.ended }
 
-// ExitKnown is closed when Exit knows the end of a container.
-func (i *Instance) ExitKnown(containerID string) <-chan struct{} {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.knownOf(containerID)
-}
-
-// knownOf is the channel of a container; mu is held.
-func (i *Instance) knownOf(containerID string) chan struct{} {
-	c, ok := i.known[containerID]
-	if !ok {
-		c = make(chan struct{})
-		i.known[containerID] = c
-	}
-	return c
-}
-
-// noteExit keeps what was found out of a container's end; the first to be found out stays.
-func (i *Instance) noteExit(containerID string, e pod.Exit) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if _, ok := i.exits[containerID]; ok {
-		return
-	}
-	i.exits[containerID] = e
-	close(i.knownOf(containerID))
-}
-
-// Exit returns the exit of a container that was found out without its shim.
+// Exit returns the exit of a container that was found out without its shim: by KillAll, or by
+// the clean-up after the shim's death.
 func (i *Instance) Exit(containerID string) (pod.Exit, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	// What KillAll found out may have been told already, so it stays.
+	if e, ok := i.killed[containerID]; ok {
+		return e, true
+	}
 	e, ok := i.exits[containerID]
 	return e, ok
+}
+
+// Killed returns the exit of a container that KillAll ended.
+func (i *Instance) Killed(containerID string) (pod.Exit, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	e, ok := i.killed[containerID]
+	return e, ok
+}
+
+// AwaitKilled waits until KillAll has ended a container or ctx has ended, and says whether it
+// was the first.
+func (i *Instance) AwaitKilled(ctx context.Context, containerID string) bool {
+	for {
+		i.mu.Lock()
+		_, killed := i.killed[containerID]
+		changed := i.changed
+		i.mu.Unlock()
+		if killed {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// noteStruck notes whether the first process of a container is about to be killed, and says
+// whether it was at any time: a later look does not find it any more.
+func (i *Instance) noteStruck(containerID string, now bool) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if now {
+		i.struck[containerID] = true
+	}
+	return i.struck[containerID]
+}
+
+// noteKilled keeps the exit of a container that KillAll ended and tells everybody who waits.
+// The first one stays.
+func (i *Instance) noteKilled(containerID string, e pod.Exit) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if _, ok := i.killed[containerID]; ok {
+		return
+	}
+	i.killed[containerID] = e
+	i.tell()
+}
+
+// isClean says whether what a dead shim left of a container was cleaned up.
+func (i *Instance) isClean(containerID string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	_, ok := i.exits[containerID]
+	return ok
 }
 
 // Settle waits while it is not clear whether the shim is alive: until there is a connection,
@@ -331,6 +368,11 @@ func (i *Instance) set(s state) {
 	if (s == stateDead || s == stateGone) && !wasEnded {
 		close(i.ended)
 	}
+	i.tell()
+}
+
+// tell wakes everybody who waits for a change; mu is held.
+func (i *Instance) tell() {
 	close(i.changed)
 	i.changed = make(chan struct{})
 }

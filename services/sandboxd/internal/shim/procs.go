@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,31 +45,65 @@ func processesIn(dir string) []int {
 	return pids
 }
 
-// programIn is the program of a process that works in a folder; empty if none does, or its
-// file is gone.
+// programIn is the program of the process that works in a folder and was started by none that
+// does: of a shim, and not of the OCI runtime that it runs. It is empty if there is no such
+// process, or if the program's file is gone.
 func programIn(dir string) string {
-	for _, pid := range processesIn(dir) {
+	pids := processesIn(dir)
+	for _, pid := range pids {
+		fields, err := statOf(strconv.Itoa(pid))
+		if err != nil || len(fields) <= statParent {
+			continue
+		}
+		if parent, err := strconv.Atoi(fields[statParent]); err != nil || slices.Contains(pids, parent) {
+			continue
+		}
 		path, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
 		if err != nil {
 			continue
 		}
-		if _, err := os.Stat(path); err == nil {
+		// The same file, and not one of that name in another mount namespace.
+		if have, err := os.Stat(path); err == nil && isProgram(pid, have) {
 			return path
 		}
 	}
 	return ""
 }
 
+// isProgram says whether a process runs a file.
+func isProgram(pid int, file os.FileInfo) bool {
+	runs, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	return err == nil && os.SameFile(runs, file)
+}
+
+// Fields of a process's stat after the command.
+const (
+	statState    = 0
+	statParent   = 1
+	statTerminal = 4
+)
+
+// statOf reads the fields of a process's stat after the command, which is in parentheses and
+// may hold anything.
+func statOf(pid string) ([]string, error) {
+	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return nil, err
+	}
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])), nil
+}
+
+// isRunning says whether a process exists and has not ended.
+func isRunning(pid int) bool {
+	fields, err := statOf(strconv.Itoa(pid))
+	return err == nil && len(fields) > statState && fields[statState] != "Z" && fields[statState] != "X"
+}
+
 // hasTerminal says whether a process has a controlling terminal: no shim has one, but the
 // shell of somebody who looks into a bundle.
 func hasTerminal(pid string) bool {
-	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	if err != nil {
-		return false
-	}
-	// The command, in parentheses, may hold anything; the terminal is the fifth field after it.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	return len(fields) > 4 && fields[4] != "0"
+	fields, err := statOf(pid)
+	return err == nil && len(fields) > statTerminal && fields[statTerminal] != "0"
 }
 
 // waitGone waits until no process works in a folder. It fails with ErrDeadlineExceeded's

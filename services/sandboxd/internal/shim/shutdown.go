@@ -107,7 +107,7 @@ func (i *Instance) discard(ctx context.Context) error {
 		err = errors.Join(err, listErr)
 	}
 	for _, id := range ids {
-		if _, done := i.Exit(id); !done {
+		if !i.isClean(id) {
 			i.clean(ctx, id)
 		}
 	}

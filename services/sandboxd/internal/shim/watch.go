@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,7 +113,10 @@ func (i *Instance) bury(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, id := range ids {
 		wg.Go(func() {
-			i.noteExit(id, i.clean(ctx, id))
+			e := i.clean(ctx, id)
+			i.mu.Lock()
+			i.exits[id] = e
+			i.mu.Unlock()
 		})
 	}
 	wg.Wait()
@@ -192,9 +196,10 @@ func (i *Instance) killLeft(ctx context.Context, id, dir string) error {
 
 // KillAll kills every process in the control group of a container without the shim's help,
 // within ctx. That they are gone is the end of the container, whether or not the shim ever
-// tells it.
+// tells it. It fails with ErrUnavailable if the container's processes are somewhere else.
 func (i *Instance) KillAll(ctx context.Context, containerID string) error {
-	path, err := bundle.CgroupsPath(i.bundle.ContainerDir(containerID))
+	dir := i.bundle.ContainerDir(containerID)
+	path, err := bundle.CgroupsPath(dir)
 	if err != nil {
 		return err
 	}
@@ -202,15 +207,41 @@ func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	if err != nil {
 		return err
 	}
+	pids, err := g.Pids()
+	if err != nil {
+		return err
+	}
+	first := bundle.ReadPid(dir, "")
+	struck := i.noteStruck(containerID, slices.Contains(pids, int(first)))
 	if err := g.Kill(ctx); err != nil {
 		return err
 	}
-	dir := i.bundle.ContainerDir(containerID)
 	e, err := bundle.ReadExit(dir)
-	if err != nil {
-		e = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: codeKilled, At: time.Now()}
+	switch {
+	case err == nil:
+	case struck:
+		e = pod.Exit{Pid: first, Code: codeKilled, At: time.Now()}
+	case first == 0 || isRunning(int(first)):
+		// Such as the processes in a virtual machine.
+		return fmt.Errorf("container %q: its first process is not in control group %q: %w", containerID, path, errdefs.ErrUnavailable)
+	default:
+		// It had ended before, and only its shim knows how.
+		e = pod.Exit{Pid: first, Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}
 	}
-	i.noteExit(containerID, e)
+	i.noteKilled(containerID, e)
+	return nil
+}
+
+// RemoveContainer removes the bundle of a container that its shim has deleted.
+func (i *Instance) RemoveContainer(containerID string) error {
+	if err := i.bundle.RemoveContainer(containerID); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.exits, containerID)
+	delete(i.killed, containerID)
+	delete(i.struck, containerID)
 	return nil
 }
 
@@ -222,15 +253,11 @@ func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, e
 		return pod.Exit{}, fmt.Errorf("container %q: %w", containerID, errdefs.ErrNotFound)
 	}
 	e, known := i.Exit(containerID)
-	if !known {
-		e = i.clean(ctx, containerID)
+	if !i.isClean(containerID) {
+		found := i.clean(ctx, containerID)
+		if !known {
+			e = found
+		}
 	}
-	if err := i.bundle.RemoveContainer(containerID); err != nil {
-		return e, err
-	}
-	i.mu.Lock()
-	delete(i.exits, containerID)
-	delete(i.known, containerID)
-	i.mu.Unlock()
-	return e, nil
+	return e, i.RemoveContainer(containerID)
 }

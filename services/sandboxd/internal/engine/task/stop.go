@@ -3,6 +3,7 @@ package task
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"syscall"
 	"time"
 
@@ -14,6 +15,9 @@ import (
 
 // killTime bounds the wait for a killed container's end.
 const killTime = 2 * time.Minute
+
+// signalAgain is the pause before a signal is sent again that did not reach the shim.
+const signalAgain = 100 * time.Millisecond
 
 // Pauses between looks at whether a process that is to be stopped has a handler.
 const (
@@ -49,8 +53,7 @@ func (d *Driver) terminate(ctx context.Context, c *table.Container, timeout time
 	if c.Signalled.CompareAndSwap(false, true) {
 		sig := signalNumber(c.Record().GetStopSignal())
 		d.awaitHandler(ctx, c, sig, timeout)
-		err := d.p.Tasks.Kill(ctx, c.Sandbox.ID, c.ID, "", sig, false)
-		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		if err := d.signal(ctx, c, sig, timeout-time.Since(begun)); err != nil {
 			c.Signalled.Store(false)
 			return false, fmt.Errorf("send %s: %w", c.Record().GetStopSignal(), err)
 		}
@@ -64,6 +67,33 @@ func (d *Driver) terminate(ctx context.Context, c *table.Container, timeout time
 		return false, nil
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
+	}
+}
+
+// signal sends a signal to a container's first process. A shim that does not answer is asked
+// again while there is time, and it is no error that it never does: SIGKILL needs no shim.
+func (d *Driver) signal(ctx context.Context, c *table.Container, sig syscall.Signal, timeout time.Duration) error {
+	asked, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		err := d.p.Tasks.Kill(asked, c.Sandbox.ID, c.ID, "", sig, false)
+		switch {
+		case err == nil, errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err):
+			return nil
+		case ctx.Err() != nil, asked.Err() == nil && !errdefs.IsUnavailable(err):
+			return err
+		}
+		select {
+		case <-c.Exited():
+			return nil
+		case <-asked.Done():
+			if ctx.Err() != nil {
+				return err
+			}
+			d.p.Log.WarnContext(ctx, "stop signal not sent", slog.String("container_id", c.ID), slog.Any("error", err))
+			return nil
+		case <-time.After(signalAgain):
+		}
 	}
 }
 
