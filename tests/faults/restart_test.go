@@ -424,6 +424,7 @@ func TestRestartsChangeNothingThatIsShown(t *testing.T) {
 			must(t, s.Run(p))
 		}
 		must(t, s.WaitReady(t.Context()))
+		s.waitPluginsReady()
 		after := s.dump([]string{pod, plainPod}, ids)
 		if diff := gocmp.Diff(before, after); diff != "" {
 			t.Fatalf("after the restart of %v:\n%s", victims, diff)
@@ -439,6 +440,23 @@ func TestRestartsChangeNothingThatIsShown(t *testing.T) {
 	}
 	must(t, s.startContainer(created))
 	s.waitExit(created, 5*time.Second)
+}
+
+// waitPluginsReady waits until the gateway has found the hub again, without which it is ready, too.
+func (s *system) waitPluginsReady() {
+	s.t.Helper()
+	eventually(s.t, 10*time.Second, "the plugins are ready", func() error {
+		answer, err := s.CRI.Status(s.t.Context(), &criv1.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		for _, c := range answer.GetStatus().GetConditions() {
+			if c.GetType() == "NRIPluginsReady" && c.GetStatus() {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", answer.GetStatus().GetConditions())
+	})
 }
 
 // dump is everything that is shown of objects, in a comparable form.
