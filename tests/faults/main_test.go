@@ -255,7 +255,7 @@ func (s *system) waitAddresses(want int, limit time.Duration) {
 	})
 }
 
-// networkCalls counts the bridge plugin's calls of a command for a pod.
+// networkCalls counts the bridge plugin's calls of a command for a pod, or for all of them.
 func (s *system) networkCalls(command, pod string) int {
 	s.t.Helper()
 	calls, err := s.NetworkCalls()

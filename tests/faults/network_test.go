@@ -151,6 +151,7 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 	})
 	t.Run("the caller's deadline passes before the failure", func(t *testing.T) {
 		w.set("create", "sleep 2; exit 1")
+		attached := s.networkCalls("ADD", "")
 		var wg sync.WaitGroup
 		for n := range 6 {
 			wg.Go(func() {
@@ -161,6 +162,13 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		// All have got as far as the network before any is waited for.
+		eventually(t, 20*time.Second, "every pod gets an address", func() error {
+			if n := s.networkCalls("ADD", "") - attached; n != 6 {
+				return fmt.Errorf("%d have had one", n)
+			}
+			return nil
+		})
 		s.waitAddresses(0, 20*time.Second)
 		w.set("create", "")
 	})
@@ -179,7 +187,7 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 			t.Errorf("the network was attached %d times", n)
 		}
 		must(t, s.removePod(id))
-		s.waitAddresses(0, time.Second)
+		s.waitAddresses(0, 5*time.Second)
 	})
 	t.Run("the range is free again", func(t *testing.T) {
 		must(t, s.removePod(s.pod(s.podConfig("normal"), "")))
