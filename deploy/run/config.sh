@@ -110,6 +110,7 @@ write_nri_hub() {
 		[launch]
 		folder = "$STATE/nri/plugins"
 		config_folder = "$STATE/nri/conf.d"
+		wasm_cache = "$STATE/run/nri-hub/wasm"
 	TOML
 }
 

@@ -137,9 +137,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 		TimedOut:  metrics.TimedOut,
 		Audit:     a.trail.Record,
 	})
-	if a.modules, err = plugin.NewModules(cfg.Launch.WasmCache, tel.Log); err != nil {
-		return nil, err
-	}
+	a.modules = plugin.NewModules(cfg.Launch.WasmCache, tel.Log)
 	connections := plugin.Config{
 		RegistrationTimeout: cfg.Timeouts.Registration.Std(),
 		AnnouncedTimeout:    cfg.Timeouts.Announced.Std(),

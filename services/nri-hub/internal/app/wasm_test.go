@@ -212,3 +212,14 @@ func TestLaunchedPluginsSurroundings(t *testing.T) {
 		return nil
 	})
 }
+
+// A hub that cannot keep what it compiled works without.
+func TestWasmCacheThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	cfg.Launch.WasmCache = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(cfg.Launch.WasmCache, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startHub(t, cfg).connect()
+}

@@ -26,16 +26,18 @@ type Modules struct {
 	cache wazero.CompilationCache
 }
 
-// NewModules makes a loader; an empty folder keeps nothing.
-func NewModules(folder string, log *slog.Logger) (*Modules, error) {
-	if folder == "" {
-		return &Modules{log: log, cache: wazero.NewCompilationCache()}, nil
+// NewModules makes a loader; an empty folder keeps nothing. Neither does one that cannot be
+// used, which is no reason to do without plugins and only logged.
+func NewModules(folder string, log *slog.Logger) *Modules {
+	if folder != "" {
+		cache, err := wazero.NewCompilationCacheWithDir(folder)
+		if err == nil {
+			return &Modules{log: log, cache: cache}
+		}
+		log.Warn("wasm plugins are compiled at each start: their folder cannot be used",
+			slog.String("folder", folder), slog.Any("error", err))
 	}
-	cache, err := wazero.NewCompilationCacheWithDir(folder)
-	if err != nil {
-		return nil, fmt.Errorf("folder for compiled plugins: %w", err)
-	}
-	return &Modules{log: log, cache: cache}, nil
+	return &Modules{log: log, cache: wazero.NewCompilationCache()}
 }
 
 // Close gives the memory of compiled modules back. Call it when no plugin runs any more.
