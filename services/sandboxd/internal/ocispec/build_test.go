@@ -2,7 +2,6 @@ package ocispec
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,10 +12,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // testHost is a host with fixed facts.
 func testHost() Host {
@@ -100,22 +98,7 @@ func golden(t *testing.T, name string, spec *specs.Spec, dir string) {
 	if dir != "" {
 		got = strings.ReplaceAll(got, dir, "DIR")
 	}
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
-	}
+	testkit.Golden(t, name+".json", []byte(got))
 }
 
 func realDir(t *testing.T) string {
