@@ -350,7 +350,7 @@ func (u *Capturer) capture(ctx context.Context, c *table.Container, dir string) 
 		ImagePath: checkpoint.Images(dir), WorkPath: u.workPath(c, dir), Terminal: rec.GetConfig().GetTty(),
 	})
 	if err != nil {
-		return err
+		return late(ctx, err)
 	}
 	u.tell(ctx, c, event.TaskCheckpointed)
 	err = u.writeDiff(ctx, rec, checkpoint.RootfsDiff(dir))
@@ -362,6 +362,16 @@ func (u *Capturer) capture(ctx context.Context, c *table.Container, dir string) 
 		return fmt.Errorf("volumes of container %q: %w", c.ID, err)
 	}
 	return checkpoint.WriteDumps(dir, rec, c.Sandbox.Handler.RuntimeType)
+}
+
+// late tells an error at the deadline from others. The shim has been told the time limit too,
+// and may have killed the OCI runtime a moment before the limit has passed here.
+func late(ctx context.Context, err error) error {
+	const moment = time.Second
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) > moment || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 }
 
 // workPath is where the log of the capture goes, where the shim can be told.

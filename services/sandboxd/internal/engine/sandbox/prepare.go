@@ -283,7 +283,8 @@ func (u *UseCases) destroy(ctx context.Context, s *table.Sandbox) error {
 			release = &recordv1.NetworkRelease{SandboxId: s.ID, Config: rec.GetConfig(), NetnsPath: rec.GetNetnsPath(), CniResult: rec.GetCniResult()}
 		}
 	}
-	err := errors.Join(shimErr, u.p.Namespaces.Unpin(ctx, s.ID), u.p.Files.Remove(ctx, s.ID))
+	// A shim that died while it made the pod's own process has left the process's cgroup.
+	err := errors.Join(shimErr, u.clearInit(ctx, s), u.p.Namespaces.Unpin(ctx, s.ID), u.p.Files.Remove(ctx, s.ID))
 	if err != nil {
 		return err
 	}

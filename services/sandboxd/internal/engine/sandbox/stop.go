@@ -138,8 +138,8 @@ func (u *UseCases) teardown(ctx context.Context, s *table.Sandbox) error {
 	}, ev)
 }
 
-// clearInit ends a pod's own process, whose shim has done so already unless its bundle was
-// lost.
+// clearInit ends a pod's own process and removes its cgroup. Its shim has done so already,
+// unless it died or its bundle was lost.
 func (u *UseCases) clearInit(ctx context.Context, s *table.Sandbox) error {
 	cfg := s.Record().GetConfig()
 	if !sharedPID(cfg) {
