@@ -106,7 +106,9 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err er
 		return nil, err
 	}
 	if err := s.sweep(s.Context(ctx)); err != nil {
-		return nil, fmt.Errorf("removal of interrupted pulls: %w", err)
+		// The next start tries it again. A full disk, for one, is no reason not to serve the
+		// pods that run, and their removal gives space back.
+		s.log.WarnContext(ctx, "what interrupted pulls have left is not removed", slog.Any("error", err))
 	}
 	s.makeReserve(ctx)
 	s.collect = startCollector(context.WithoutCancel(ctx), s.collectNow, log)
