@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"strconv"
@@ -32,7 +33,7 @@ func NewBus(tb testing.TB) *Bus {
 		Host: "127.0.0.1", Port: natsd.RANDOM_PORT, NoLog: true, NoSigs: true, JetStream: true, StoreDir: tb.TempDir(),
 	}}
 	// A first start chooses a free port, which is kept from then on.
-	b.run()
+	b.StartEmpty()
 	addr, ok := b.srv.Addr().(*net.TCPAddr)
 	if !ok {
 		tb.Fatalf("the bus listens on %v", b.srv.Addr())
@@ -54,13 +55,17 @@ func (b *Bus) Config() events.ClientConfig {
 // Start runs the bus and creates its stream if the store has none.
 func (b *Bus) Start() {
 	b.tb.Helper()
-	b.run()
+	b.StartEmpty()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.tb.Context()), busStart)
 	defer cancel()
 	b.With(func(js jetstream.JetStream) error {
 		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: events.DefaultStream, Subjects: []string{events.SubjectPrefix + ".>"}, Duplicates: time.Minute,
 		})
+		// What is tested may create it too, and was first.
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			return nil
+		}
 		return err
 	})
 }
@@ -99,7 +104,8 @@ func (b *Bus) With(use func(js jetstream.JetStream) error) {
 	}
 }
 
-func (b *Bus) run() {
+// StartEmpty runs the bus with the stream that its store has, or none.
+func (b *Bus) StartEmpty() {
 	b.tb.Helper()
 	opts := b.opts
 	srv, err := natsd.NewServer(&opts)

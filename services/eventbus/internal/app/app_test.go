@@ -412,7 +412,7 @@ func TestExternalBroker(t *testing.T) {
 	go func() {
 		defer close(started)
 		time.Sleep(300 * time.Millisecond)
-		cluster.Start()
+		cluster.StartEmpty()
 	}()
 	b.start(t)
 	<-started

@@ -136,8 +136,15 @@ func (k *Keeper) check(ctx context.Context, js jetstream.JetStream) (*jetstream.
 func (k *Keeper) ensure(ctx context.Context, js jetstream.JetStream) (jetstream.Stream, error) {
 	stream, err := js.Stream(ctx, k.cfg.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		k.log.InfoContext(ctx, "stream created", slog.String("stream", k.cfg.Name))
-		return js.CreateStream(ctx, k.cfg.stream())
+		stream, err = js.CreateStream(ctx, k.cfg.stream())
+		if err == nil {
+			k.log.InfoContext(ctx, "stream created", slog.String("stream", k.cfg.Name))
+			return stream, nil
+		}
+		// Somebody else created it meanwhile, with settings of their own.
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			stream, err = js.Stream(ctx, k.cfg.Name)
+		}
 	}
 	if err != nil {
 		return nil, err

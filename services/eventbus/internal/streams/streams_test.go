@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
@@ -74,4 +75,36 @@ func TestKeeperFollowsTheBroker(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestTwoKeepersAtOnce(t *testing.T) {
+	t.Parallel()
+	tel, _ := testkit.Telemetry(t)
+	bus := testkit.NewBus(t)
+	bus.StartEmpty()
+	cfg := DefaultConfig()
+	cfg.MaxBytes = 5 * config.MiB
+	connect := func() (*nats.Conn, error) { return nats.Connect(bus.Config().URL) }
+	var all errgroup.Group
+	for i := range 8 {
+		// The broker takes a second creation with the same settings for a repetition.
+		cfg.MaxMessages = int64(100 + i)
+		keeper := New(cfg, connect, tel.Log)
+		all.Go(func() error {
+			nc, err := connect()
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			js, err := jetstream.New(nc)
+			if err != nil {
+				return err
+			}
+			_, _, err = keeper.check(t.Context(), js)
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		t.Error(err)
+	}
 }
