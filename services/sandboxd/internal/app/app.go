@@ -105,7 +105,7 @@ type App struct {
 	// layerUsage remembers what writable layers take.
 	layerUsage *layerusage.Cache
 	classes    *classes.Classes
-	specRules  atomic.Pointer[specRules]
+	specRules  atomic.Pointer[ocispec.Builder]
 	handlers   atomic.Pointer[pod.Handlers]
 	node       *api.Node
 	features   map[string]*criv1.RuntimeHandlerFeatures // by handler

@@ -20,34 +20,26 @@ import (
 
 // specPort fits package ocispec to the engine.
 type specPort struct {
-	rules      *atomic.Pointer[specRules]
+	rules      *atomic.Pointer[ocispec.Builder] // the policies may change while the process runs
 	initBinary string
 	systemd    bool
 }
 
 var _ port.Specs = specPort{}
 
-// specRules are the policies of specifications, which may change while the process runs.
-type specRules struct {
-	*ocispec.Builder
-
-	inject func(*specs.Spec, []string) error
-}
-
-func (p specPort) builder() *ocispec.Builder { return p.rules.Load().Builder }
+func (p specPort) builder() *ocispec.Builder { return p.rules.Load() }
 
 // setSpecRules brings the policies of a configuration into force for containers to come.
 func (a *App) setSpecRules(ctx context.Context, cfg config.Config) {
-	inject := cdi(cfg)
-	a.specRules.Store(&specRules{Builder: ocispec.New(a.host, a.specOptions(ctx, cfg, inject)), inject: inject})
+	a.specRules.Store(ocispec.New(a.host, a.specOptions(ctx, cfg)))
 }
 
 // specOptions are the policies of specifications. A default AppArmor profile that cannot be
 // loaded does not keep pods from starting, except those that ask for it.
-func (a *App) specOptions(ctx context.Context, all config.Config, inject func(*specs.Spec, []string) error) ocispec.Options {
+func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Options {
 	cfg := all.Runtime
 	opts := ocispec.Options{
-		UnsetSeccomp: unsetSeccomp(all), InjectCDI: inject, Classes: a.classes,
+		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
 		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all),
 	}
 	if !a.host.AppArmor {
@@ -135,7 +127,7 @@ func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, erro
 }
 
 func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
-	return ocispec.Adjust(spec, adj, p.builder().Host(), p.rules.Load().inject)
+	return p.builder().Adjust(spec, adj)
 }
 
 func (specPort) Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
@@ -152,7 +144,7 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 		return nil, err
 	}
 	if plugin != nil {
-		wanted, err := ocispec.NRIResourcesToOCI(plugin, p.builder().Host())
+		wanted, err := ocispec.NRIUpdateToOCI(plugin, p.builder().Host())
 		if err != nil {
 			return nil, err
 		}

@@ -1,5 +1,5 @@
 // Package classes gives containers their classes of cache, memory bandwidth (Intel RDT) and
-// block I/O, which pods choose by annotation.
+// block I/O, which pods choose by annotation and NRI plugins by name.
 //
 // The classes are described in files in the form of goresctrl, which is also that of other
 // runtimes. The annotations are goresctrl's: on a pod
@@ -71,10 +71,28 @@ func (c *Classes) RDT(container string, own, pod map[string]string) (*specs.Linu
 	return &specs.LinuxIntelRdt{ClosID: class}, nil
 }
 
+// RDTClass returns the class of a name. Errors: as RDT.
+func (c *Classes) RDTClass(class string) (*specs.LinuxIntelRdt, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if !c.hasRDT {
+		return nil, noRDT(class)
+	}
+	// Only a class that the pod chose itself is subject to what the file denies to pods.
+	if _, known := rdt.GetClass(class); !known {
+		return nil, fmt.Errorf("RDT class %q is not among the configured ones: %w", class, errdefs.ErrInvalidArgument)
+	}
+	return &specs.LinuxIntelRdt{ClosID: class}, nil
+}
+
+func noRDT(class string) error {
+	return fmt.Errorf("RDT class %q: no RDT classes are configured: %w", class, errdefs.ErrFailedPrecondition)
+}
+
 func (c *Classes) rdtClass(container string, own, pod map[string]string) (string, error) {
 	if !c.hasRDT {
 		if class := rdtAsked(container, own, pod); class != "" {
-			return "", fmt.Errorf("RDT class %q: no RDT classes are configured: %w", class, errdefs.ErrFailedPrecondition)
+			return "", noRDT(class)
 		}
 		return "", nil
 	}
@@ -94,6 +112,17 @@ func (c *Classes) BlockIO(container string, own, pod map[string]string) (*specs.
 	if class == "" {
 		return nil, nil //nolint:nilnil // no class is a regular answer
 	}
+	return c.blockIO(class)
+}
+
+// BlockIOClass returns the values of a class. Errors: as RDT.
+func (c *Classes) BlockIOClass(class string) (*specs.LinuxBlockIO, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.blockIO(class)
+}
+
+func (c *Classes) blockIO(class string) (*specs.LinuxBlockIO, error) {
 	if !c.hasBlock {
 		return nil, fmt.Errorf("block I/O class %q: no block I/O classes are configured: %w", class, errdefs.ErrFailedPrecondition)
 	}

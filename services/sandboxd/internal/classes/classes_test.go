@@ -37,6 +37,12 @@ func TestBlockIO(t *testing.T) {
 			t.Errorf("%v: %+v, %v", pod, got, err)
 		}
 	}
+	if got, err := c.BlockIOClass("slow"); err != nil || got == nil || *got.Weight != 100 {
+		t.Errorf("by name: %+v, %v", got, err)
+	}
+	if got, err := c.BlockIOClass("fast"); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("unknown name: %v, %v", got, err)
+	}
 	if got, err := c.BlockIO("app", map[string]string{"io.kubernetes.cri.blockio-class": "fast"}, slow); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("unknown class of the container wins: %v, %v", got, err)
 	}
@@ -67,6 +73,9 @@ func TestRDTWithoutTheHardware(t *testing.T) {
 	}
 	if _, err := c.RDT("app", nil, map[string]string{"rdt.resources.beta.kubernetes.io/pod": "gold"}); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 		t.Errorf("nothing configured: error %v", err)
+	}
+	if _, err := c.RDTClass("gold"); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Errorf("nothing configured, by name: error %v", err)
 	}
 	if err := c.Load(write(t, "partitions: {}\n"), ""); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 		t.Errorf("no hardware: error %v", err)

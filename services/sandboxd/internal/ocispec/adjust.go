@@ -12,19 +12,22 @@ import (
 )
 
 // Adjust applies to a specification what NRI plugins want changed in a container. The
-// specification is changed in place and of no use after an error. injectCDI may be nil if
-// CDI is not available. Errors: ErrInvalidArgument, ErrFailedPrecondition for what the host
-// or the configuration cannot do.
-func Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment, host Host, inject func(*specs.Spec, []string) error) error {
+// specification is changed in place and of no use after an error. Errors:
+// ErrInvalidArgument, ErrFailedPrecondition for what the host or the configuration cannot do.
+func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	if adj == nil {
 		return nil
 	}
+	host := b.host
 	resources, err := NRIResourcesToOCI(adj.GetLinux().GetResources(), host)
 	if err != nil {
 		return fmt.Errorf("NRI adjustment of resources: %w", err)
 	}
 	fill(spec)
-	if err := generator(spec, inject).Adjust(withoutOurs(adj)); err != nil {
+	if err := b.adjustClasses(spec, adj.GetLinux().GetResources()); err != nil {
+		return fmt.Errorf("NRI adjustment: %w", err)
+	}
+	if err := generator(spec, b.opts.InjectCDI).Adjust(withoutOurs(adj)); err != nil {
 		return fmt.Errorf("NRI adjustment: %w", classified(err))
 	}
 	MergeOCIResources(spec.Linux.Resources, resources)
@@ -38,6 +41,38 @@ func Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment, host Host, inject fu
 		spec.Linux.Seccomp.DefaultErrnoRet = new(uint(p.GetDefaultErrno().GetValue()))
 	}
 	return supported(spec, host)
+}
+
+// adjustClasses sets the classes that plugins choose, which replace what annotations chose. An
+// empty name takes a class away; no name leaves it alone.
+func (b *Builder) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
+	block, rdt := r.GetBlockioClass(), r.GetRdtClass()
+	if (block.GetValue() != "" || rdt.GetValue() != "") && b.opts.Classes == nil {
+		return fmt.Errorf("block I/O class %q, RDT class %q: no classes are configured: %w", block.GetValue(), rdt.GetValue(), errdefs.ErrFailedPrecondition)
+	}
+	switch {
+	case block == nil:
+	case block.GetValue() == "":
+		spec.Linux.Resources.BlockIO = nil
+	default:
+		values, err := b.opts.Classes.BlockIOClass(block.GetValue())
+		if err != nil {
+			return err
+		}
+		spec.Linux.Resources.BlockIO = values
+	}
+	switch {
+	case rdt == nil:
+	case rdt.GetValue() == "":
+		spec.Linux.IntelRdt = nil
+	default:
+		values, err := b.opts.Classes.RDTClass(rdt.GetValue())
+		if err != nil {
+			return err
+		}
+		spec.Linux.IntelRdt = values
+	}
+	return nil
 }
 
 // fill makes the parts of a specification that an adjustment may reach into.

@@ -34,7 +34,7 @@ func adjustable(t *testing.T) *specs.Spec {
 func TestAdjust(t *testing.T) {
 	t.Parallel()
 	spec := adjustable(t)
-	err := Adjust(spec, &nri.ContainerAdjustment{
+	err := New(testHost(), Options{}).Adjust(spec, &nri.ContainerAdjustment{
 		Annotations: map[string]string{"new.io/a": "1", "-io.kubernetes.cri.image-name": ""},
 		Env:         []*nri.KeyValue{{Key: "OLD", Value: "2"}, {Key: "-GONE"}, {Key: "NEW", Value: "3"}},
 		Args:        []string{"", "/bin/other", "x"},
@@ -59,7 +59,7 @@ func TestAdjust(t *testing.T) {
 				Pids: &nri.LinuxPids{Limit: 50},
 			},
 		},
-	}, testHost(), nil)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestAdjustByNothingChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, adj := range []*nri.ContainerAdjustment{nil, {}, {Linux: &nri.LinuxContainerAdjustment{Resources: &nri.LinuxResources{}, Rdt: &nri.LinuxRdt{}}}} {
 		want, got := adjustable(t), adjustable(t)
-		if err := Adjust(got, adj, testHost(), nil); err != nil {
+		if err := New(testHost(), Options{}).Adjust(got, adj); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -133,18 +133,62 @@ func TestAdjustRefuses(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		adj  *nri.ContainerAdjustment
+		opts Options
 		want error
 	}{
-		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), errdefs.ErrFailedPrecondition},
-		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), errdefs.ErrFailedPrecondition},
-		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), errdefs.ErrFailedPrecondition},
-		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), errdefs.ErrFailedPrecondition},
-		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, errdefs.ErrFailedPrecondition},
-		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, errdefs.ErrFailedPrecondition},
-		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, errdefs.ErrInvalidArgument},
+		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Options{}, errdefs.ErrFailedPrecondition},
+		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{}, errdefs.ErrFailedPrecondition},
+		"unknown block I/O":  {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Options{Classes: noClasses{}}, errdefs.ErrInvalidArgument},
+		"unknown RDT class":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{Classes: noClasses{}}, errdefs.ErrInvalidArgument},
+		"RDT class, no RDT":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{Classes: knownClasses{}}, errdefs.ErrFailedPrecondition},
+		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), Options{}, errdefs.ErrFailedPrecondition},
+		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), Options{}, errdefs.ErrFailedPrecondition},
+		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, Options{}, errdefs.ErrFailedPrecondition},
+		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Options{}, errdefs.ErrFailedPrecondition},
+		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Options{}, errdefs.ErrInvalidArgument},
 	} {
-		if err := Adjust(adjustable(t), tt.adj, testHost(), nil); !errors.Is(err, tt.want) {
+		if err := New(testHost(), tt.opts).Adjust(adjustable(t), tt.adj); !errors.Is(err, tt.want) {
 			t.Errorf("%s: error %v, want %v", name, err, tt.want)
+		}
+	}
+}
+
+// Classes that plugins choose replace those of annotations, and an empty name takes them away.
+func TestAdjustClasses(t *testing.T) {
+	t.Parallel()
+	h := testHost()
+	h.RDT = true
+	b := New(h, Options{Classes: knownClasses{}})
+	spec := adjustable(t)
+	spec.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: "of-the-pod"}
+	choose := func(block, rdt any) {
+		t.Helper()
+		err := b.Adjust(spec, &nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{
+			Resources: &nri.LinuxResources{BlockioClass: nri.String(block), RdtClass: nri.String(rdt)},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	choose("1234567", nil)
+	if v := spec.Linux.Resources.BlockIO; v == nil || *v.Weight != 7 || spec.Linux.IntelRdt.ClosID != "of-the-pod" {
+		t.Errorf("block I/O %+v, RDT %+v", v, spec.Linux.IntelRdt)
+	}
+	choose(nil, "gold")
+	if v := spec.Linux.IntelRdt; v == nil || v.ClosID != "gold" || spec.Linux.Resources.BlockIO == nil {
+		t.Errorf("RDT %+v, block I/O %+v", v, spec.Linux.Resources.BlockIO)
+	}
+	choose("", "")
+	if spec.Linux.IntelRdt != nil || spec.Linux.Resources.BlockIO != nil {
+		t.Errorf("taken away: RDT %+v, block I/O %+v", spec.Linux.IntelRdt, spec.Linux.Resources.BlockIO)
+	}
+}
+
+func TestClassesOfAContainerThatIsThereAreFixed(t *testing.T) {
+	t.Parallel()
+	for _, r := range []*nri.LinuxResources{{BlockioClass: nri.String("fast")}, {RdtClass: nri.String("")}} {
+		if _, err := NRIUpdateToOCI(r, testHost()); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+			t.Errorf("%v: error %v", r, err)
 		}
 	}
 }
@@ -156,7 +200,7 @@ func TestAdjustInjectsCDI(t *testing.T) {
 		s.Process.Env = append(s.Process.Env, "CDI="+strings.Join(names, ","))
 		return nil
 	}
-	err := Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}}, testHost(), inject)
+	err := New(testHost(), Options{InjectCDI: inject}).Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}})
 	if err != nil || !slices.Contains(spec.Process.Env, "CDI=a,b") {
 		t.Errorf("%v: %v", err, spec.Process.Env)
 	}

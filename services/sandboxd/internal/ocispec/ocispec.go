@@ -82,11 +82,14 @@ type Options struct {
 	InjectCDI func(*specs.Spec, []string) error
 }
 
-// Classes are resources that pods choose by annotation. Both return nil if the annotations of a
-// container and its pod ask for nothing.
+// Classes are resources that pods choose by annotation and NRI plugins by name.
 type Classes interface {
+	// RDT and BlockIO return nil if the annotations of a container and its pod ask for nothing.
 	RDT(container string, own, pod map[string]string) (*specs.LinuxIntelRdt, error)
 	BlockIO(container string, own, pod map[string]string) (*specs.LinuxBlockIO, error)
+	// RDTClass and BlockIOClass return the class of a name.
+	RDTClass(name string) (*specs.LinuxIntelRdt, error)
+	BlockIOClass(name string) (*specs.LinuxBlockIO, error)
 }
 
 // Rlimit is a POSIX resource limit.

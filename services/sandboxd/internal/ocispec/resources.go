@@ -90,17 +90,14 @@ func swapLimit(memory, swap int64) int64 {
 }
 
 // NRIResourcesToOCI returns an NRI plugin's resources in OCI's form; what the plugin does
-// not set is left out. Block I/O and RDT classes have no place in it. Errors: as
-// [ResourcesToOCI], and ErrFailedPrecondition for classes.
+// not set is left out. Block I/O and RDT classes have no place in it: the one is values that
+// [Builder.Adjust] looks up, the other is outside of the resources. Errors: as [ResourcesToOCI].
 func NRIResourcesToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources, error) {
 	if r == nil {
 		return &specs.LinuxResources{}, nil
 	}
 	if len(r.GetUnified()) > 0 && !host.CgroupV2 {
 		return nil, fmt.Errorf("unified resources need cgroup v2: %w", errdefs.ErrFailedPrecondition)
-	}
-	if r.GetBlockioClass().GetValue() != "" || r.GetRdtClass().GetValue() != "" {
-		return nil, fmt.Errorf("block I/O and RDT classes are not configured: %w", errdefs.ErrFailedPrecondition)
 	}
 	if len(r.GetHugepageLimits()) > 0 && !host.Hugetlb {
 		return nil, fmt.Errorf("huge page limits need the hugetlb controller: %w", errdefs.ErrFailedPrecondition)
@@ -116,6 +113,16 @@ func NRIResourcesToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources,
 		out.Memory.Swap = new(*out.Memory.Limit)
 	}
 	return tidy(out), nil
+}
+
+// NRIUpdateToOCI is [NRIResourcesToOCI] for a container that is there already. Its classes
+// are fixed: OCI runtimes have no way to change them. Errors: ErrFailedPrecondition for a class.
+func NRIUpdateToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources, error) {
+	if r.GetBlockioClass() != nil || r.GetRdtClass() != nil {
+		return nil, fmt.Errorf("block I/O class %q, RDT class %q: a class can only be chosen when the container is created: %w",
+			r.GetBlockioClass().GetValue(), r.GetRdtClass().GetValue(), errdefs.ErrFailedPrecondition)
+	}
+	return NRIResourcesToOCI(r, host)
 }
 
 // MergeOCIResources sets in dst every value that src has. Device rules are added.

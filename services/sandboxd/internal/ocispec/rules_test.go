@@ -140,6 +140,22 @@ func (knownClasses) BlockIO(container string, _, ofPod map[string]string) (*spec
 	return &specs.LinuxBlockIO{Weight: new(uint16(len(container + ofPod["block"])))}, nil
 }
 
+func (noClasses) RDTClass(string) (*specs.LinuxIntelRdt, error) {
+	return nil, errdefs.ErrInvalidArgument
+}
+
+func (noClasses) BlockIOClass(string) (*specs.LinuxBlockIO, error) {
+	return nil, errdefs.ErrInvalidArgument
+}
+
+func (knownClasses) RDTClass(name string) (*specs.LinuxIntelRdt, error) {
+	return &specs.LinuxIntelRdt{ClosID: name}, nil
+}
+
+func (knownClasses) BlockIOClass(name string) (*specs.LinuxBlockIO, error) {
+	return &specs.LinuxBlockIO{Weight: new(uint16(len(name)))}, nil
+}
+
 func TestClasses(t *testing.T) {
 	t.Parallel()
 	in := input()
