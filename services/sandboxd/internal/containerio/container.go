@@ -57,7 +57,10 @@ func openContainer(ctx context.Context, dir, id string, spec port.IOSpec, maxLin
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if c.log, err = crilog.Open(spec.LogPath, log, dropped); err != nil {
+	at := crilog.Place{Dir: spec.LogDir, Path: spec.LogPath}
+	if spec.Running {
+		c.log = crilog.Resume(ctx, at, log, dropped)
+	} else if c.log, err = crilog.Open(at, log, dropped); err != nil {
 		return nil, err
 	}
 	out, err := c.open(nameStdout)

@@ -17,7 +17,7 @@ import (
 func open(t testing.TB, path string) *File {
 	t.Helper()
 	var dropped atomic.Uint64
-	l, err := Open(path, slog.New(slog.DiscardHandler), &dropped)
+	l, err := Open(Place{Path: path}, slog.New(slog.DiscardHandler), &dropped)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func open(t testing.TB, path string) *File {
 }
 
 func TestOpenAppendsToRegularFilesOnly(t *testing.T) {
-	if _, err := openSafe("/dev/null"); !errdefs.IsInvalidArgument(err) {
+	if _, err := openSafe(Place{Path: "/dev/null"}, false); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("device: %v", err)
 	}
 	regular := filepath.Join(t.TempDir(), "regular")
@@ -77,7 +77,7 @@ func TestReopen(t *testing.T) {
 func TestWriteErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	var dropped atomic.Uint64
-	l, err := Open(path, slog.New(slog.DiscardHandler), &dropped)
+	l, err := Open(Place{Path: path}, slog.New(slog.DiscardHandler), &dropped)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/attach"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
@@ -65,7 +66,7 @@ func New(cfg Config) *IO { return &IO{cfg: cfg} }
 // Open names the streams for the shim, which opens them. Nothing needs to be done after a
 // restart.
 func (o *IO) Open(_ context.Context, _ string, spec port.IOSpec) (pod.Stdio, error) {
-	out := stdio.LogName(spec.LogPath, o.cfg.MaxLineSize)
+	out := stdio.LogName(crilog.Place{Dir: spec.LogDir, Path: spec.LogPath}, o.cfg.MaxLineSize)
 	s := pod.Stdio{Stdout: out, Terminal: spec.Terminal}
 	if !spec.Terminal {
 		s.Stderr = out

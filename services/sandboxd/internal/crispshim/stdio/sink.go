@@ -28,6 +28,12 @@ const (
 	schemeBinary = "binary"
 )
 
+// What a name of a log tells beside its path.
+const (
+	queryMaxLine = "max_line"
+	queryDir     = "dir"
+)
+
 // maxRecords is the size above which a buffer for records is not kept.
 const maxRecords = 64 << 10
 
@@ -60,13 +66,18 @@ func parseName(s string) (name, error) {
 	return name{scheme: u.Scheme, path: u.Path, query: u.Query()}, nil
 }
 
-// LogName is the name of an output that is logged at a path in the CRI format, in records of
-// at most maxLine bytes; with an empty path only attached clients get it.
-func LogName(path string, maxLine int) string {
-	u := url.URL{Scheme: schemeLog, Path: path}
+// LogName is the name of an output that is logged at a place in the CRI format, in records of
+// at most maxLine bytes; without a path only attached clients get it.
+func LogName(at crilog.Place, maxLine int) string {
+	u := url.URL{Scheme: schemeLog, Path: at.Path}
+	query := url.Values{}
 	if maxLine > 0 {
-		u.RawQuery = "max_line=" + strconv.Itoa(maxLine)
+		query.Set(queryMaxLine, strconv.Itoa(maxLine))
 	}
+	if at.Path != "" && at.Dir != "" {
+		query.Set(queryDir, at.Dir)
+	}
+	u.RawQuery = query.Encode()
 	return u.String()
 }
 
@@ -189,7 +200,7 @@ func (s *Streams) openLog(ctx context.Context, out, errs name) error {
 		return fmt.Errorf("outputs %q and %q do not share a log: %w", s.cfg.Stdout, s.cfg.Stderr, errdefs.ErrInvalidArgument)
 	}
 	maxLine := 0
-	if v := out.query.Get("max_line"); v != "" {
+	if v := out.query.Get(queryMaxLine); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 {
 			return fmt.Errorf("output %q: max_line: %w", s.cfg.Stdout, errdefs.ErrInvalidArgument)
@@ -197,7 +208,7 @@ func (s *Streams) openLog(ctx context.Context, out, errs name) error {
 		maxLine = n
 	}
 	ctx = context.WithoutCancel(ctx)
-	file, err := crilog.Open(out.path, s.log.With(slog.String("container_id", s.cfg.ID)), new(atomic.Uint64))
+	file, err := crilog.Open(crilog.Place{Dir: out.query.Get(queryDir), Path: out.path}, s.log.With(slog.String("container_id", s.cfg.ID)), new(atomic.Uint64))
 	if err != nil {
 		return err
 	}

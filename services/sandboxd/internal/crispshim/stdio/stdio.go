@@ -4,8 +4,9 @@
 // An output is named by a path of a FIFO or by a URI:
 //
 //	/path, fifo:///path    a FIFO
-//	crilog:///path?max_line=N  a log in the CRI format, of which attached clients get a copy;
-//	                       without path only clients get the output
+//	crilog:///path?max_line=N&dir=D  a log in the CRI format that does not leave the folder D,
+//	                       of which attached clients get a copy; without path only clients
+//	                       get the output
 //	file:///path           a file, appended to
 //	binary:///path?a=b     a program that gets the output as its descriptors 3 and 4
 //

@@ -18,6 +18,8 @@ import (
 	"github.com/containerd/go-runc"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -156,7 +158,7 @@ func TestFIFOWithoutAReader(t *testing.T) {
 
 func TestLogAndClientsInput(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
-	s := open(t, Config{Stdin: StdinName(true), Stdout: LogName(log, 8), Stderr: LogName(log, 8)})
+	s := open(t, Config{Stdin: StdinName(true), Stdout: LogName(crilog.Place{Path: log}, 8), Stderr: LogName(crilog.Place{Path: log}, 8)})
 	wait := run(t, s, "cat; echo bad >&2")
 	for _, text := range []string{"12345", "6789\n"} {
 		if err := s.WriteStdin([]byte(text), func() bool { return true }); err != nil {
@@ -185,7 +187,7 @@ func TestLogAndClientsInput(t *testing.T) {
 
 // A process that does not read its input blocks only a client that is still there.
 func TestInputOfAProcessThatDoesNotRead(t *testing.T) {
-	s := open(t, Config{Stdin: StdinName(false), Stdout: LogName("", 0)})
+	s := open(t, Config{Stdin: StdinName(false), Stdout: LogName(crilog.Place{}, 0)})
 	wait := run(t, s, "sleep 1.5")
 	began := time.Now()
 	err := s.WriteStdin(bytes.Repeat([]byte("x"), 1<<20), func() bool { return false })
@@ -198,7 +200,7 @@ func TestInputOfAProcessThatDoesNotRead(t *testing.T) {
 // What holds an output open after the process does not hold the close up for long.
 func TestCloseWithAnOpenOutput(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
-	s := open(t, Config{Stdout: LogName(log, 0)})
+	s := open(t, Config{Stdout: LogName(crilog.Place{Path: log}, 0)})
 	hold, err := os.CreateTemp(t.TempDir(), "pid")
 	if err != nil {
 		t.Fatal(err)

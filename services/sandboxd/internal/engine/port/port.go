@@ -236,8 +236,12 @@ type Tasks interface {
 
 // IOSpec says how a container's streams are connected.
 type IOSpec struct {
-	SandboxID        string // whose shim opens the streams
-	LogPath          string // empty for no log
+	SandboxID string // whose shim opens the streams
+	LogDir    string // the pod's folder of logs, which the log does not leave
+	LogPath   string // empty for no log
+	// Running says that the container runs already. What it writes is lost rather than held
+	// up if its log cannot be opened.
+	Running          bool
 	Terminal         bool
 	Stdin, StdinOnce bool
 }

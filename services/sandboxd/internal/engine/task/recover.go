@@ -46,7 +46,9 @@ func (d *Driver) Recover(ctx context.Context, c *table.Container, rebooted bool)
 
 // resume connects the streams of a running container again and follows it.
 func (d *Driver) resume(ctx context.Context, c *table.Container) {
-	_, err := d.p.IO.Open(ctx, c.ID, ioSpec(c.Record()))
+	spec := ioSpec(c)
+	spec.Running = true
+	_, err := d.p.IO.Open(ctx, c.ID, spec)
 	if err != nil {
 		d.p.Log.WarnContext(ctx, "streams of a running container cannot be opened", slog.String("container_id", c.ID), slog.Any("error", err))
 	}

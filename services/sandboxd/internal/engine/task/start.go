@@ -91,14 +91,7 @@ func (d *Driver) run(ctx context.Context, c *table.Container) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	if rec.GetLogPath() != "" {
-		// kubelet makes this folder; other callers of CRI expect that the runtime does.
-		err = os.MkdirAll(filepath.Dir(rec.GetLogPath()), 0o755)
-		if err != nil {
-			return 0, fmt.Errorf("log folder: %w", err)
-		}
-	}
-	stdio, err := d.p.IO.Open(ctx, c.ID, ioSpec(rec))
+	stdio, err := d.p.IO.Open(ctx, c.ID, ioSpec(c))
 	if err != nil {
 		return 0, err
 	}
@@ -142,9 +135,13 @@ func command(cmd, args []string) []string {
 	return append(append([]string{}, cmd...), args...)
 }
 
-func ioSpec(rec *recordv1.Container) port.IOSpec {
+func ioSpec(c *table.Container) port.IOSpec {
+	rec := c.Record()
 	cfg := rec.GetConfig()
-	return port.IOSpec{SandboxID: rec.GetSandboxId(), LogPath: rec.GetLogPath(), Terminal: cfg.GetTty(), Stdin: cfg.GetStdin(), StdinOnce: cfg.GetStdinOnce()}
+	return port.IOSpec{
+		SandboxID: rec.GetSandboxId(), LogDir: c.Sandbox.Record().GetConfig().GetLogDirectory(), LogPath: rec.GetLogPath(),
+		Terminal: cfg.GetTty(), Stdin: cfg.GetStdin(), StdinOnce: cfg.GetStdinOnce(),
+	}
 }
 
 // makeVolumes makes the folders of the volumes that the image declares, with what the image
