@@ -169,7 +169,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.network = network.New(networkConfig(cfg), tel.Log, tel.Tracer)
+	a.network = network.New(ctx, networkConfig(cfg), tel.Log, tel.Tracer)
 	a.setSpecRules(ctx, cfg)
 	a.handlers.Store(new(handlers(cfg)))
 	init, err := initBinary(cfg)
@@ -266,6 +266,7 @@ func (a *App) Parts() []lifecycle.Part {
 		{Name: "network", Run: a.network.Run},
 		{Name: "shim-events", Run: a.serveHints},
 		{Name: "engine", Run: a.runEngine},
+		{Name: "network-garbage", Run: a.collectNetworks},
 	}
 	if a.relay != nil {
 		parts = append(parts, lifecycle.Part{Name: "outbox", Run: func(ctx context.Context, ready func()) error {
@@ -277,6 +278,18 @@ func (a *App) Parts() []lifecycle.Part {
 		}})
 	}
 	return append(parts, a.server.Part("server"), lifecycle.Part{Name: "pulls", Run: a.stopPulls})
+}
+
+// collectNetworks lets plugins release what no pod holds, once all pods are known.
+func (a *App) collectNetworks(ctx context.Context, ready func()) error {
+	ready()
+	select {
+	case <-a.engine.RecoveredC():
+		a.network.Collect(ctx, a.engine.Views.Networked)
+	case <-ctx.Done():
+	}
+	<-ctx.Done() // may be configured away
+	return nil
 }
 
 // stopPulls ends the pulls before the server ends its calls: what a pull has brought is kept

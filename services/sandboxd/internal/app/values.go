@@ -49,6 +49,7 @@ func networkConfig(cfg config.Config) network.Config {
 		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
 		Template: cfg.Network.ConfTemplate, StateDir: filepath.Join(cfg.Root, "network"),
 		IPPreference: cfg.Network.IPPreference, Timeout: cfg.Network.Timeout.Std(), MaxParallel: int64(cfg.Network.Parallel),
+		CollectInterval: cfg.Network.GCInterval.Std(),
 	}
 }
 

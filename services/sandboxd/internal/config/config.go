@@ -114,7 +114,8 @@ type Network struct {
 	ConfTemplate string          `toml:"conf_template" comment:"Template of a configuration that is written once the pod CIDR is known."`
 	IPPreference string          `toml:"ip_preference" comment:"\"ipv4\", \"ipv6\" or \"cni\" (order of the plugins)."`
 	Timeout      config.Duration `toml:"timeout" comment:"Limit of attaching a pod, and of detaching it."`
-	Parallel     int             `toml:"parallel" comment:"Pods that are attached or detached at a time."`
+	Parallel     int             `toml:"parallel" comment:"Plugins that attach pods at a time; as many may detach pods beside them."`
+	GCInterval   config.Duration `toml:"gc_interval" comment:"How often plugins are told which pods there are, so that they release what others held; also at the start and after a change of the configuration.\n0: never, as it must be if another runtime uses the same networks."`
 }
 
 // Default returns the configuration of a process without a file.
@@ -159,6 +160,7 @@ func Default() Config {
 		Network: Network{
 			ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni"},
 			MaxConfNum: 1, IPPreference: "ipv4", Timeout: config.Duration(2 * time.Minute), Parallel: 16,
+			GCInterval: config.Duration(time.Hour),
 		},
 	}
 }
@@ -251,6 +253,9 @@ func (n Network) Validate() error {
 	errs := []error{
 		absolute("conf_dir", n.ConfDir), oneOf("ip_preference", n.IPPreference, "ipv4", "ipv6", "cni"),
 		duration("timeout", n.Timeout), positive("parallel", n.Parallel),
+	}
+	if n.GCInterval < 0 {
+		errs = append(errs, fmt.Errorf("gc_interval: %v is less than 0, write for example \"1h\", or \"0s\" for never", n.GCInterval))
 	}
 	if len(n.BinDirs) == 0 {
 		errs = append(errs, errors.New("bin_dirs: must name at least one folder, such as \"/opt/cni/bin\""))

@@ -3,12 +3,14 @@ package engine_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"go.etcd.io/bbolt"
 	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -173,6 +175,71 @@ func TestNetworkThatCannotBeReleasedIsReleasedLater(t *testing.T) {
 		snap, err := n.st.Load()
 		return err == nil && len(snap.Releases) == 0
 	})
+}
+
+// Whoever has a network or may have one is known as such, whatever its state, and nobody
+// else: plugins are told to release what others have.
+func TestNetworkedSandboxes(t *testing.T) {
+	w := newWorld(t)
+	n := start(t, w, "boot")
+	n.session(t, "gw")
+	networked := func() []string {
+		out := []string{}
+		for _, h := range n.Views.Networked() {
+			out = append(out, h.SandboxID)
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+	want := func(what string, ids ...string) {
+		t.Helper()
+		slices.Sort(ids)
+		if got := networked(); !slices.Equal(got, ids) {
+			t.Errorf("%s: networked are %v, want %v", what, got, ids)
+		}
+	}
+	want("at first")
+	ready := runPod(t, n, "ready")
+	stopped := runPod(t, n, "stopped")
+	preparing, _, err := n.Sandboxes.Prepare(t.Context(), "gw", podConfig("preparing"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Sandboxes.Stop(t.Context(), stopped); err != nil {
+		t.Fatal(err)
+	}
+	want("after a stop", ready, preparing.GetId())
+	w.set("network.detach", errInjected)
+	if err := n.Sandboxes.Abort(t.Context(), preparing.GetId()); err != nil {
+		t.Fatal(err)
+	}
+	want("while one is owed", ready, preparing.GetId())
+	if err := n.Sandboxes.Stop(t.Context(), ready); err == nil {
+		t.Error("no error")
+	}
+	n.close()
+	unreadable := strings.Repeat("f", 64)
+	spoil(t, w.path, unreadable)
+	n = start(t, w, "boot")
+	want("after a restart", ready, preparing.GetId(), unreadable)
+	w.set("network.detach", nil)
+	if err := n.Sandboxes.Stop(t.Context(), ready); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the owed one is released", func() bool { return slices.Equal(networked(), []string{unreadable}) })
+}
+
+// spoil puts a sandbox's record that cannot be read into a store that is not open.
+func spoil(t *testing.T, path, id string) {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte("sandboxes")).Put([]byte(id), []byte{0xff}) })
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestLostSessionIsAborted(t *testing.T) {

@@ -92,6 +92,15 @@ func capabilityArgs(config *criv1.PodSandboxConfig) (map[string]any, error) {
 	return out, nil
 }
 
+// told is what of a pod's configuration plugins are told.
+func told(config *criv1.PodSandboxConfig) *criv1.PodSandboxConfig {
+	return &criv1.PodSandboxConfig{
+		Metadata: config.GetMetadata(), PortMappings: config.GetPortMappings(), Annotations: config.GetAnnotations(),
+		DnsConfig: config.GetDnsConfig(),
+		Linux:     &criv1.LinuxPodSandboxConfig{CgroupParent: config.GetLinux().GetCgroupParent()},
+	}
+}
+
 // portMappings drops mappings without a host port, which expose nothing, and repeated ones.
 func portMappings(in []*criv1.PortMapping) ([]portMapping, error) {
 	var out []portMapping
@@ -102,20 +111,31 @@ func portMappings(in []*criv1.PortMapping) ([]portMapping, error) {
 		if !isPort(m.GetHostPort()) || !isPort(m.GetContainerPort()) {
 			return nil, fmt.Errorf("port mapping %d to %d: %w", m.GetHostPort(), m.GetContainerPort(), errdefs.ErrInvalidArgument)
 		}
-		if m.GetHostIp() != "" {
-			if _, err := netip.ParseAddr(m.GetHostIp()); err != nil {
-				return nil, fmt.Errorf("port mapping on host address %q: %w", m.GetHostIp(), errdefs.ErrInvalidArgument)
-			}
+		hostIP, err := hostAddress(m.GetHostIp())
+		if err != nil {
+			return nil, err
 		}
 		p := portMapping{
 			HostPort: m.GetHostPort(), ContainerPort: m.GetContainerPort(),
-			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: m.GetHostIp(),
+			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: hostIP,
 		}
 		if !slices.Contains(out, p) {
 			out = append(out, p)
 		}
 	}
 	return out, nil
+}
+
+// hostAddress is the usual form of an address of the node; empty for all of them.
+func hostAddress(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	addr, err := netip.ParseAddr(s)
+	if err != nil || addr.Zone() != "" {
+		return "", fmt.Errorf("port mapping on host address %q, which is no IP address without zone: %w", s, errdefs.ErrInvalidArgument)
+	}
+	return addr.Unmap().String(), nil
 }
 
 func isPort(n int32) bool { return n > 0 && n <= math.MaxUint16 }

@@ -7,20 +7,59 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
+	"google.golang.org/protobuf/encoding/protojson"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
+// rememberedSuffix ends the names of files that tell what a pod was attached with.
+const rememberedSuffix = ".json"
+
+// record is what is kept of an attached pod: in the file that is written before the first
+// plugin runs, and, without Netns and Config, in the result of Attach.
+type record struct {
+	Attachments []attachment `json:"attachments"`
+	// Netns and Config are of the request; Config has only what plugins are told.
+	Netns  string      `json:"netns,omitempty"`
+	Config *podRequest `json:"config,omitempty"`
+}
+
+// podRequest is a pod's configuration, which has a JSON form of its own.
+type podRequest struct{ *criv1.PodSandboxConfig }
+
+func (p podRequest) MarshalJSON() ([]byte, error) { return protojson.Marshal(p.PodSandboxConfig) }
+
+func (p *podRequest) UnmarshalJSON(raw []byte) error {
+	p.PodSandboxConfig = &criv1.PodSandboxConfig{}
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, p.PodSandboxConfig)
+}
+
+func parseRecord(raw []byte) (record, error) {
+	var rec record
+	err := json.Unmarshal(raw, &rec)
+	if err != nil {
+		return record{}, fmt.Errorf("result of an earlier attachment: %w: %w", errdefs.ErrDataLoss, err)
+	}
+	if rec.Config == nil {
+		rec.Config = &podRequest{}
+	}
+	return rec, nil
+}
+
 // remember writes down what a pod is about to be attached with.
-func (c *CNI) remember(sandboxID string, networks []network) error {
-	path, err := c.attachedFile(sandboxID)
+func (c *CNI) remember(req pod.NetworkRequest, networks []network) error {
+	path, err := c.attachedFile(req.SandboxID)
 	if err != nil {
 		return err
 	}
-	var rec record
+	rec := record{Attachments: []attachment{}, Netns: req.NetnsPath, Config: &podRequest{told(req.Config)}}
 	for _, n := range networks {
 		a, err := newAttachment(n, nil)
 		if err != nil {
@@ -45,7 +84,7 @@ func (c *CNI) remember(sandboxID string, networks []network) error {
 	return f.Close()
 }
 
-// forget removes what was remembered.
+// forget removes what was remembered, and gives up the host ports.
 func (c *CNI) forget(sandboxID string) error {
 	path, err := c.attachedFile(sandboxID)
 	if err != nil {
@@ -54,6 +93,7 @@ func (c *CNI) forget(sandboxID string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	c.ports.release(sandboxID)
 	return nil
 }
 
@@ -70,37 +110,50 @@ func (c *CNI) sweep() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".json" {
+		if filepath.Ext(e.Name()) != rememberedSuffix {
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// rememberedIDs are the pods for which something is remembered.
+func (c *CNI) rememberedIDs() ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(c.cfg.StateDir, "attached", "*"+rememberedSuffix))
+	ids := make([]string, 0, len(files))
+	for _, f := range files {
+		ids = append(ids, strings.TrimSuffix(filepath.Base(f), rememberedSuffix))
+	}
+	return ids, err
+}
+
+// recall reads what is remembered of a pod.
+func (c *CNI) recall(sandboxID string) (record, error) {
+	path, err := c.attachedFile(sandboxID)
+	if err != nil {
+		return record{}, err
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return record{}, err
+	}
+	return parseRecord(raw)
+}
+
 // attachedTo returns the networks that a pod was attached to: the ones of the result, else
 // the ones that were remembered, else those of the present configuration, because a DEL too
 // many does no harm and one too few loses addresses.
 func (c *CNI) attachedTo(sandboxID string, raw []byte) ([]network, error) {
-	if len(raw) == 0 {
-		path, err := c.attachedFile(sandboxID)
+	rec, err := c.recordOf(sandboxID, raw)
+	if errors.Is(err, fs.ErrNotExist) {
+		networks, err := c.current()
 		if err != nil {
-			return nil, err
+			return nil, nil //nolint:nilerr // never attached, and there is nothing to ask
 		}
-		raw, err = os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			networks, err := c.current()
-			if err != nil {
-				return nil, nil //nolint:nilerr // never attached, and there is nothing to ask
-			}
-			return networks, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+		return networks, nil
 	}
-	var rec record
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return nil, fmt.Errorf("result of an earlier attachment: %w: %w", err, errdefs.ErrDataLoss)
+	if err != nil {
+		return nil, err
 	}
 	networks := make([]network, 0, len(rec.Attachments))
 	for _, a := range rec.Attachments {
@@ -111,6 +164,13 @@ func (c *CNI) attachedTo(sandboxID string, raw []byte) ([]network, error) {
 		networks = append(networks, n)
 	}
 	return networks, nil
+}
+
+func (c *CNI) recordOf(sandboxID string, raw []byte) (record, error) {
+	if len(raw) == 0 {
+		return c.recall(sandboxID)
+	}
+	return parseRecord(raw)
 }
 
 // network returns the network of an attachment. Its plugins find the result of the ADD in
@@ -136,7 +196,7 @@ func (a attachment) network() (network, error) {
 }
 
 func (c *CNI) attachedFile(sandboxID string) (string, error) {
-	name := sandboxID + ".json"
+	name := sandboxID + rememberedSuffix
 	if sandboxID == "" || !filepath.IsLocal(name) || filepath.Base(name) != name {
 		return "", fmt.Errorf("sandbox id %q: %w", sandboxID, errdefs.ErrInvalidArgument)
 	}

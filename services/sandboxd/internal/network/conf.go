@@ -23,6 +23,9 @@ import (
 // madeFile is the name of the configuration that is made from the template.
 const madeFile = "10-crisp-net.conflist"
 
+// errNoNetwork says that a folder has no network configuration.
+var errNoNetwork = errors.New("no network configuration")
+
 // load reads the network configurations of the folder.
 func load(dir string, limit int) ([]network, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
@@ -42,7 +45,7 @@ func load(dir string, limit int) ([]network, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("cni plugin not initialized: no network configuration in %s: %w", dir, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("cni plugin not initialized: %w in %s: %w", errNoNetwork, dir, errdefs.ErrUnavailable)
 	}
 	return out, nil
 }

@@ -34,19 +34,20 @@ const (
 
 // pluginExec runs plugins for the CNI library: a bounded number at a time, in a process
 // group that is killed as a whole when the time is up, with the trace context in the
-// environment as OpenTelemetry describes it.
+// environment as OpenTelemetry describes it. Plugins that attach wait for each other only,
+// so that some that hang while they detach keep no new pod from coming.
 type pluginExec struct {
 	version.PluginDecoder
 
-	running *semaphore.Weighted
-	log     *slog.Logger
+	attaching, others *semaphore.Weighted
+	log               *slog.Logger
 }
 
 func newExec(parallel int64, log *slog.Logger) *pluginExec {
 	if parallel <= 0 {
 		parallel = math.MaxInt64
 	}
-	return &pluginExec{running: semaphore.NewWeighted(parallel), log: log}
+	return &pluginExec{attaching: semaphore.NewWeighted(parallel), others: semaphore.NewWeighted(parallel), log: log}
 }
 
 // FindInPath implements the CNI library's interface.
@@ -56,10 +57,14 @@ func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
 
 // ExecPlugin implements the CNI library's interface.
 func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
-	if err := e.running.Acquire(ctx, 1); err != nil {
-		return nil, err
+	running := e.others
+	if slices.Contains(environ, "CNI_COMMAND=ADD") {
+		running = e.attaching
 	}
-	defer e.running.Release(1)
+	if err := running.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for other plugins to end: %w", err)
+	}
+	defer running.Release(1)
 	environ = environment(ctx, environ)
 	var stdout, stderr limited
 	var err error

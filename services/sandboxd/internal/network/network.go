@@ -10,12 +10,14 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -57,21 +59,34 @@ type Config struct {
 	IPPreference string
 	// Timeout bounds every ADD and every DEL of a pod.
 	Timeout time.Duration
-	// MaxParallel bounds how many plugins run at the same time; 0 means no bound.
+	// MaxParallel bounds how many plugins attach at the same time, and how many detach; 0
+	// means no bound.
 	MaxParallel int64
+	// CollectInterval is the time between two collections of what no pod holds; 0 means that
+	// nothing is collected.
+	CollectInterval time.Duration
 }
 
 // CNI runs CNI plugins. Its configuration is read by [CNI.Run].
 type CNI struct {
-	cfg    Config
-	lib    *libcni.CNIConfig
+	cfg Config
+	lib *libcni.CNIConfig
+	// probe runs plugins that neither attach nor detach, and so do not wait for those that do.
+	probe  *libcni.CNIConfig
+	gate   gate
+	ports  hostPorts
 	log    *slog.Logger
 	tracer trace.Tracer
+
+	// changed is ready when other networks are configured.
+	changed chan struct{}
 
 	// mu guards what follows.
 	mu       sync.Mutex
 	networks []network
-	loadErr  error
+	// loadErr says what is wrong with the configuration, status what its plugins say; nil
+	// for nothing.
+	loadErr, status error
 }
 
 // network is a configured network and the interface that a pod has in it.
@@ -82,22 +97,28 @@ type network struct {
 
 // New returns a CNI with the configuration that is there now. A missing or wrong one is not
 // an error; [CNI.Ready] tells.
-func New(cfg Config, log *slog.Logger, tracer trace.Tracer) *CNI {
+func New(ctx context.Context, cfg Config, log *slog.Logger, tracer trace.Tracer) *CNI {
+	results := filepath.Join(cfg.StateDir, "results")
 	c := &CNI{
-		cfg:    cfg,
-		lib:    libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.StateDir+"/results", newExec(cfg.MaxParallel, log)),
-		log:    log,
-		tracer: tracer,
+		cfg:     cfg,
+		lib:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, newExec(cfg.MaxParallel, log)),
+		probe:   libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, newExec(0, log)),
+		gate:    newGate(),
+		log:     log,
+		tracer:  tracer,
+		changed: make(chan struct{}, 1),
 	}
 	c.reload()
+	c.recallPorts(ctx)
 	return c
 }
 
-// Ready says whether a usable network configuration is loaded, and why not.
+// Ready says whether a usable network configuration is loaded and its plugins can take
+// pods, and why not.
 func (c *CNI) Ready() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.loadErr
+	return cmp.Or(c.loadErr, c.status)
 }
 
 func (c *CNI) current() ([]network, error) {
@@ -111,7 +132,7 @@ func (c *CNI) current() ([]network, error) {
 
 // Attach runs ADD for every network. After an error plugins may still hold resources: the
 // caller owes a Detach. Errors: ErrInvalidArgument for a bad port mapping or bandwidth,
-// ErrUnavailable without a network configuration and for failing plugins,
+// ErrFailedPrecondition for a host port that another pod has, ErrUnavailable without a network configuration and for failing plugins,
 // context.DeadlineExceeded when the plugins took too long.
 func (c *CNI) Attach(ctx context.Context, req pod.NetworkRequest) (pod.NetworkResult, error) {
 	ctx, span := c.tracer.Start(ctx, "network.attach", trace.WithAttributes(attribute.String("sandbox_id", req.SandboxID)))
@@ -125,38 +146,23 @@ func (c *CNI) Attach(ctx context.Context, req pod.NetworkRequest) (pod.NetworkRe
 }
 
 func (c *CNI) attach(ctx context.Context, req pod.NetworkRequest) (pod.NetworkResult, error) {
-	networks, err := c.current()
-	if err != nil {
-		return pod.NetworkResult{}, err
-	}
-	capabilities, err := capabilityArgs(req.Config)
-	if err != nil {
-		return pod.NetworkResult{}, fmt.Errorf("network of sandbox %q: %w", req.SandboxID, err)
-	}
-	if err := c.remember(req.SandboxID, networks); err != nil {
-		return pod.NetworkResult{}, fmt.Errorf("network of sandbox %q: %w", req.SandboxID, err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	attachments := make([]attachment, len(networks))
-	results := make([]*types100.Result, len(networks))
-	// The networks of a pod do not depend on each other. One that fails does not stop the
-	// others: a plugin that is killed half way leaves more behind than one that ends.
-	var g errgroup.Group
-	for i, n := range networks {
-		g.Go(func() error {
-			raw, err := c.lib.AddNetworkList(ctx, n.List, runtimeConf(req, n.IfName, req.NetnsPath, capabilities))
-			if err != nil {
-				return failed(ctx, n.List.Name, err)
-			}
-			if results[i], err = types100.NewResultFromResult(raw); err != nil {
-				return failed(ctx, n.List.Name, err)
-			}
-			attachments[i], err = newAttachment(n, results[i])
-			return err
-		})
+	networks, capabilities, err := c.admit(req)
+	if err != nil {
+		// Nothing is attached, and a DEL of what never was might touch what others have.
+		return pod.NetworkResult{}, fmt.Errorf("network of sandbox %q: %w", req.SandboxID, errors.Join(err, c.remember(req, nil)))
 	}
-	if err := g.Wait(); err != nil {
+	err = c.remember(req, networks)
+	if err == nil {
+		err = c.gate.enter(ctx)
+	}
+	if err != nil {
+		return pod.NetworkResult{}, fmt.Errorf("network of sandbox %q: %w", req.SandboxID, err)
+	}
+	defer c.gate.leave()
+	results, err := c.addAll(ctx, req, networks, capabilities)
+	if err != nil {
 		return pod.NetworkResult{}, fmt.Errorf("network of sandbox %q: %w", req.SandboxID, err)
 	}
 	ips := addresses(results[0], c.cfg.IPPreference)
@@ -164,11 +170,71 @@ func (c *CNI) attach(ctx context.Context, req pod.NetworkRequest) (pod.NetworkRe
 		return pod.NetworkResult{}, fmt.Errorf("network %q gave sandbox %q no address: %w",
 			networks[0].List.Name, req.SandboxID, errdefs.ErrUnavailable)
 	}
-	encoded, err := json.Marshal(record{Attachments: attachments})
+	c.warnOfUnmapped(ctx, req, networks)
+	rec := record{}
+	for i, n := range networks {
+		a, err := newAttachment(n, results[i])
+		if err != nil {
+			return pod.NetworkResult{}, err
+		}
+		rec.Attachments = append(rec.Attachments, a)
+	}
+	encoded, err := json.Marshal(rec)
 	if err != nil {
 		return pod.NetworkResult{}, err
 	}
 	return pod.NetworkResult{IPs: ips, Raw: encoded}, nil
+}
+
+// addAll runs ADD for every network and returns the results in their order.
+func (c *CNI) addAll(ctx context.Context, req pod.NetworkRequest, networks []network, capabilities map[string]any) ([]*types100.Result, error) {
+	results := make([]*types100.Result, len(networks))
+	// The networks of a pod do not depend on each other. One that fails does not stop the
+	// others: a plugin that is killed half way leaves more behind than one that ends.
+	var g errgroup.Group
+	for i, n := range networks {
+		g.Go(func() error {
+			raw, err := c.lib.AddNetworkList(ctx, n.List, runtimeConf(req, n.IfName, req.NetnsPath, capabilities))
+			if err == nil {
+				results[i], err = types100.NewResultFromResult(raw)
+			}
+			if err != nil {
+				return failed(ctx, n.List.Name, err)
+			}
+			return nil
+		})
+	}
+	return results, g.Wait()
+}
+
+// warnOfUnmapped tells of host ports that no plugin of the networks is told of. That is no
+// error: some networks see to host ports by themselves.
+func (c *CNI) warnOfUnmapped(ctx context.Context, req pod.NetworkRequest, networks []network) {
+	mapped := func(n network) bool {
+		return slices.ContainsFunc(n.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] })
+	}
+	ports, err := portMappings(req.Config.GetPortMappings())
+	if err == nil && len(ports) > 0 && !slices.ContainsFunc(networks, mapped) {
+		c.log.WarnContext(ctx, "no plugin with the capability portMappings is configured for the host ports of a pod",
+			slog.String("sandbox_id", req.SandboxID), slog.Any("ports", ports))
+	}
+}
+
+// admit says which networks a pod is attached to, and with what, and reserves its host ports.
+func (c *CNI) admit(req pod.NetworkRequest) ([]network, map[string]any, error) {
+	networks, err := c.current()
+	if err != nil {
+		return nil, nil, err
+	}
+	capabilities, err := capabilityArgs(req.Config)
+	if err != nil {
+		return nil, nil, err
+	}
+	ports, err := portMappings(req.Config.GetPortMappings())
+	if err == nil {
+		err = c.ports.claim(req.SandboxID, req.Config.GetMetadata(), ports)
+	}
+	return networks, capabilities, err
 }
 
 // failed names the network and gives the error of its plugins a class.
@@ -189,7 +255,12 @@ func (c *CNI) Detach(ctx context.Context, req pod.NetworkRequest, raw []byte) er
 	// Whoever asks may have no time left; what is not detached would be lost for good.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Timeout)
 	defer cancel()
-	if err := c.detach(ctx, req, raw); err != nil {
+	err := c.gate.enter(ctx)
+	if err == nil {
+		defer c.gate.leave()
+		err = c.detach(ctx, req, raw)
+	}
+	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 		return fmt.Errorf("network of sandbox %q: %w", req.SandboxID, err)
 	}
@@ -247,11 +318,6 @@ func addresses(result *types100.Result, preference string) []string {
 		}
 	}
 	return out
-}
-
-// record is what Attach returns as its raw result.
-type record struct {
-	Attachments []attachment `json:"attachments"`
 }
 
 // attachment is what a pod was attached with to one network.

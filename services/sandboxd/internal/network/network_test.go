@@ -48,7 +48,7 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 			t.Fatal(err)
 		}
 	}
-	b.CNI = New(cfg, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
+	b.CNI = New(t.Context(), cfg, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
 	return b
 }
 

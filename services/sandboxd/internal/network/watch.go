@@ -1,16 +1,16 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/fsnotify/fsnotify"
 )
 
@@ -19,8 +19,9 @@ const (
 	// often written in several steps.
 	settle = 100 * time.Millisecond
 	// recheck is how often the folder is looked at without a sign of change, and plugins
-	// are asked for their status.
-	recheck = 30 * time.Second
+	// are asked for their status; recheckFailed the same while the network is not ready.
+	recheck       = 30 * time.Second
+	recheckFailed = 5 * time.Second
 )
 
 // Run follows changes of the configuration folder until ctx ends. The folder may come, go
@@ -40,9 +41,7 @@ func (c *CNI) Run(ctx context.Context, ready func()) error {
 	}
 	ready() // the configuration was read before; a slow plugin's status must not hold the start
 	c.refresh(ctx)
-	again := time.NewTicker(recheck)
-	defer again.Stop()
-	quiet := time.NewTimer(recheck)
+	quiet := time.NewTimer(c.pause())
 	defer quiet.Stop()
 	for {
 		select {
@@ -53,13 +52,20 @@ func (c *CNI) Run(ctx context.Context, ready func()) error {
 		case err := <-w.Errors:
 			c.log.DebugContext(ctx, "changes of the network configuration may have been missed", slog.Any("error", err))
 			quiet.Reset(settle)
-		case <-again.C:
-			quiet.Reset(0)
 		case <-quiet.C:
 			c.watch(w)
 			c.refresh(ctx)
+			quiet.Reset(c.pause())
 		}
 	}
+}
+
+// pause is the time until the next look if nothing happens.
+func (c *CNI) pause() time.Duration {
+	if c.Ready() != nil {
+		return recheckFailed
+	}
+	return recheck
 }
 
 // watch watches the folder, or, while it is not there, the nearest one above it.
@@ -85,46 +91,26 @@ func (c *CNI) watch(w *fsnotify.Watcher) {
 	}
 }
 
-// refresh reads the configuration anew and asks its plugins for their status.
-func (c *CNI) refresh(ctx context.Context) {
-	before := c.Ready()
-	c.reload()
-	networks, err := c.current()
-	if err == nil && c.Ready() == nil {
-		c.checkStatus(ctx, networks)
-	}
-	switch after := c.Ready(); {
-	case after != nil && (before == nil || before.Error() != after.Error()):
-		c.log.WarnContext(ctx, "network is not ready", slog.Any("error", after))
-	case after == nil && before != nil:
-		c.log.InfoContext(ctx, "network is ready")
-	}
-}
-
-// checkStatus asks plugins that know the STATUS command, from CNI 1.1 on, whether they can
-// take pods.
-func (c *CNI) checkStatus(ctx context.Context, networks []network) {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
-	defer cancel()
-	for _, n := range networks {
-		if err := c.lib.GetStatusNetworkList(ctx, n.List); err != nil {
-			c.mu.Lock()
-			c.loadErr = fmt.Errorf("network %q: %w: %w", n.List.Name, err, errdefs.ErrUnavailable)
-			c.mu.Unlock()
-			return
-		}
-	}
-}
-
 // reload reads the configuration anew. A wrong one makes the network not ready, but the
 // last good one stays in use for pods that come meanwhile; an empty folder ends its use.
 func (c *CNI) reload() {
 	networks, err := load(c.cfg.ConfDir, c.cfg.MaxConfNum)
-	files, _ := filepath.Glob(filepath.Join(c.cfg.ConfDir, "*.*")) // no files is all that an error means
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.loadErr = err
-	if err == nil || len(files) == 0 {
-		c.networks = networks
+	if err != nil && !errors.Is(err, errNoNetwork) {
+		return
 	}
+	if slices.EqualFunc(networks, c.networks, network.equal) {
+		return
+	}
+	c.networks, c.status = networks, unasked(networks)
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (n network) equal(other network) bool {
+	return n.IfName == other.IfName && bytes.Equal(n.List.Bytes, other.List.Bytes)
 }

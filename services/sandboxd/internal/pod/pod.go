@@ -192,6 +192,13 @@ type NetworkRequest struct {
 	Handler string
 }
 
+// NetworkHolder is a sandbox that is attached to networks or may be.
+type NetworkHolder struct {
+	SandboxID string
+	// Raw is the CNI result, if there is one.
+	Raw []byte
+}
+
 // NetworkResult is what attaching gave.
 type NetworkResult struct {
 	// IPs are the pod's addresses, the primary one first.

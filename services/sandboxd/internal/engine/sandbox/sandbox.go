@@ -10,6 +10,7 @@ import (
 	"log/slog"
 
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/container"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
@@ -42,7 +43,10 @@ type Parts struct {
 }
 
 // UseCases are the operations on sandboxes. Its methods are safe for concurrent use.
-type UseCases struct{ p Parts }
+type UseCases struct {
+	p        Parts
+	releases *semaphore.Weighted
+}
 
 // New returns the use cases.
-func New(p Parts) *UseCases { return &UseCases{p} }
+func New(p Parts) *UseCases { return &UseCases{p: p, releases: semaphore.NewWeighted(releasing)} }

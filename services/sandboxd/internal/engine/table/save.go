@@ -88,7 +88,7 @@ func (t *Table) DropSandbox(ctx context.Context, s *Sandbox, owed *recordv1.Netw
 	if err != nil {
 		return err
 	}
-	t.forgetSandbox(s)
+	t.forgetSandbox(s, owed)
 	return nil
 }
 
@@ -120,7 +120,14 @@ func (t *Table) DropContainer(ctx context.Context, c *Container, last func(*reco
 
 // DropRelease deletes the record of an owed network release.
 func (t *Table) DropRelease(ctx context.Context, sandboxID string) error {
-	return t.store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteRelease(sandboxID) })
+	err := t.store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteRelease(sandboxID) })
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.releases, sandboxID)
+	return nil
 }
 
 // Append puts an event that belongs to no change of a record into the outbox.

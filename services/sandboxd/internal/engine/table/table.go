@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
 
@@ -25,6 +26,8 @@ type Table struct {
 	containers map[string]*Container
 	names      map[string]string // sandbox and container keys → id
 	sessions   map[string]int    // open streams by token
+	releases   map[string]*recordv1.NetworkRelease
+	unreadable []string // keys of records that cannot be read
 }
 
 // New returns a table without objects that is not complete.
@@ -32,7 +35,7 @@ func New(st *store.Store) *Table {
 	return &Table{
 		store: st, complete: make(chan struct{}),
 		sandboxes: map[string]*Sandbox{}, containers: map[string]*Container{},
-		names: map[string]string{}, sessions: map[string]int{},
+		names: map[string]string{}, sessions: map[string]int{}, releases: map[string]*recordv1.NetworkRelease{},
 	}
 }
 
@@ -145,6 +148,26 @@ func (t *Table) Sandboxes() []*Sandbox {
 	return slices.Collect(maps.Values(t.sandboxes))
 }
 
+// Networked returns the sandboxes that have a network or may have one, in no order: also
+// those whose network is owed a release and those whose record cannot be read.
+func (t *Table) Networked() []pod.NetworkHolder {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	var out []pod.NetworkHolder
+	for id, s := range t.sandboxes {
+		if rec := s.Record(); rec.GetNetworkAttached() {
+			out = append(out, pod.NetworkHolder{SandboxID: id, Raw: rec.GetCniResult()})
+		}
+	}
+	for id, r := range t.releases {
+		out = append(out, pod.NetworkHolder{SandboxID: id, Raw: r.GetCniResult()})
+	}
+	for _, id := range t.unreadable {
+		out = append(out, pod.NetworkHolder{SandboxID: id})
+	}
+	return out
+}
+
 // Containers returns all containers, in no order.
 func (t *Table) Containers() []*Container {
 	t.mu.RLock()
@@ -201,9 +224,14 @@ func (t *Table) ForgetContainer(c *Container) {
 	}
 }
 
-func (t *Table) forgetSandbox(s *Sandbox) {
+// forgetSandbox drops a sandbox without a record, and its name. A network that is owed a
+// release (nil for none) is known from then on.
+func (t *Table) forgetSandbox(s *Sandbox, owed *recordv1.NetworkRelease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if owed != nil {
+		t.releases[owed.GetSandboxId()] = owed
+	}
 	delete(t.sandboxes, s.ID)
 	if t.names[s.key()] == s.ID {
 		delete(t.names, s.key())
@@ -218,6 +246,12 @@ func (t *Table) Fill(snap store.Snapshot) (nameless []string) {
 	slices.SortFunc(snap.Sandboxes, func(a, b *recordv1.Sandbox) int {
 		return a.GetCreatedAt().AsTime().Compare(b.GetCreatedAt().AsTime())
 	})
+	for _, r := range snap.Releases {
+		t.releases[r.GetSandboxId()] = r
+	}
+	for _, keys := range snap.Broken {
+		t.unreadable = append(t.unreadable, keys...)
+	}
 	for _, rec := range snap.Sandboxes {
 		s := NewSandbox(rec)
 		if other, taken := t.names[s.key()]; taken {

@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // Parts are what Views are made from. All must be set.
@@ -45,6 +46,10 @@ func (v *Views) ContainerID(prefix string) (string, error) { return v.p.Table.Co
 
 // Pod returns NRI's view of a sandbox's record.
 func (v *Views) Pod(rec *recordv1.Sandbox) *nri.PodSandbox { return v.p.Specs.PodView(rec) }
+
+// Networked returns the sandboxes that have a network or may have one, visible or not. It
+// is complete once the state is.
+func (v *Views) Networked() []pod.NetworkHolder { return v.p.Table.Networked() }
 
 // Sandbox returns the record of a visible sandbox. The caller must not change it.
 func (v *Views) Sandbox(id string) (*recordv1.Sandbox, error) {
