@@ -138,18 +138,34 @@ func TestAdaptersKnowOnlyThePortsOfTheEngine(t *testing.T) {
 	}
 }
 
-// The packages of sandboxd's engine stand on each other in one order.
-func TestImportsInsideTheEnginePointDownwards(t *testing.T) {
-	const engine = "services/sandboxd/internal/engine"
-	floors := map[string]int{
-		"port": 1, "event": 1, "work": 1,
-		"table": 2,
-		"view":  3, "task": 3, "exec": 3, "capture": 3,
-		"container": 4, "sandbox": 5,
-		"": 6,
+// The packages of sandboxd's engine, and those of its specifications, stand on each other in
+// one order.
+func TestImportsInsideTheLargePartsPointDownwards(t *testing.T) {
+	const internal = "services/sandboxd/internal/"
+	for part, floors := range map[string]map[string]int{
+		internal + "engine": {
+			"port": 1, "event": 1, "work": 1,
+			"table": 2,
+			"view":  3, "task": 3, "exec": 3, "capture": 3,
+			"container": 4, "sandbox": 5,
+			"": 6,
+		},
+		internal + "ocispec": {
+			"host": 1, "namespace": 1, "device": 1,
+			"resource": 2, "process": 2, "security": 2,
+			"mount": 3, "nrispec": 3,
+			"": 4,
+		},
+	} {
+		checkFloors(t, part, floors)
 	}
+}
+
+// checkFloors checks that each package of a part imports only what has a lower floor of it.
+func checkFloors(t *testing.T, part string, floors map[string]int) {
+	t.Helper()
 	floor := func(rel string) (int, bool) {
-		name, inside := strings.CutPrefix(rel, engine)
+		name, inside := strings.CutPrefix(rel, part)
 		if !inside {
 			return 0, false
 		}

@@ -45,6 +45,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/outbox"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/podfiles"
@@ -99,7 +100,7 @@ type App struct {
 	passing   *outbox.Passing // events that need not arrive
 	server    *rpc.Server
 	work      *api.Work
-	host      ocispec.Host
+	host      host.Facts
 	cgroups   *stats.Reader
 	rootfs    *rootfs.Rootfs
 	// layerUsage remembers what writable layers take.
@@ -153,7 +154,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 func (a *App) buildEngine(ctx context.Context) error {
 	cfg, tel := a.cfg, a.tel
 	var err error
-	a.host, err = ocispec.ProbeHost()
+	a.host, err = host.Probe()
 	if err != nil {
 		return err
 	}

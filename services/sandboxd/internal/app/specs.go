@@ -16,6 +16,11 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/nrispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 )
 
 // specPort fits package ocispec to the engine.
@@ -63,7 +68,7 @@ func cdi(cfg config.Config) func(*specs.Spec, []string) error {
 	if len(cfg.Runtime.CDIDirs) == 0 {
 		return nil
 	}
-	return ocispec.CDIFromFolders(cfg.Runtime.CDIDirs)
+	return device.CDIFromFolders(cfg.Runtime.CDIDirs)
 }
 
 func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, port.SpecResult, error) {
@@ -71,7 +76,7 @@ func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, 
 		ID: in.ContainerID, Config: in.Container, SandboxID: in.SandboxID, SandboxConfig: in.Sandbox,
 		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
 		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, ImageMounts: in.ImageMounts, Handler: in.Handler,
-		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
+		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
 	}
 	spec, result, err := p.builder().Build(input)
 	if err != nil {
@@ -95,16 +100,16 @@ func pidNamespace(in port.SpecInput) string {
 func (p specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 	return p.builder().BuildInit(ocispec.InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
-		CgroupsPath: ocispec.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
+		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
 	})
 }
 
 func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
-	return ocispec.ExecProcess(spec, cmd, tty)
+	return process.Exec(spec, cmd, tty)
 }
 
 func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, error) {
-	_, _, err := ocispec.UserMappings(cfg)
+	_, _, err := namespace.UserMappings(cfg)
 	if err != nil {
 		return port.PinRequest{}, fmt.Errorf("config.linux.security_context.namespace_options.userns_options: %w", err)
 	}
@@ -131,29 +136,29 @@ func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 }
 
 func (specPort) Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
-	return ocispec.MergeResources(current, update)
+	return resource.MergeCRI(current, update)
 }
 
 func (specPort) MergeNRI(current *criv1.LinuxContainerResources, update *nri.LinuxResources) *criv1.LinuxContainerResources {
-	return ocispec.MergeResources(current, ocispec.NRIToCRIResources(update))
+	return resource.MergeCRI(current, resource.NRIToCRI(update))
 }
 
 func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error) {
-	change, err := ocispec.ResourcesToOCI(r, p.builder().Host())
+	change, err := resource.FromCRI(r, p.builder().Host())
 	if err != nil {
 		return nil, err
 	}
 	if plugin != nil {
-		wanted, err := ocispec.NRIUpdateToOCI(plugin, p.builder().Host())
+		wanted, err := resource.UpdateFromNRI(plugin, p.builder().Host())
 		if err != nil {
 			return nil, err
 		}
-		ocispec.MergeOCIResources(change, wanted)
+		resource.Merge(change, wanted)
 	}
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
 	}
-	ocispec.MergeOCIResources(spec.Linux.Resources, change)
+	resource.Merge(spec.Linux.Resources, change)
 	if r.GetOomScoreAdj() != 0 && spec.Process != nil {
 		spec.Process.OOMScoreAdj = new(p.builder().OOMScore(r.GetOomScoreAdj()))
 	}
@@ -161,17 +166,17 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 }
 
 func (specPort) Resources(spec *specs.Spec) *criv1.LinuxContainerResources {
-	r := ocispec.NRIToCRIResources(nri.FromOCILinuxResources(spec.Linux.Resources, nil))
+	r := resource.NRIToCRI(nri.FromOCILinuxResources(spec.Linux.Resources, nil))
 	if spec.Process != nil && spec.Process.OOMScoreAdj != nil {
 		r.OomScoreAdj = int64(*spec.Process.OOMScoreAdj)
 	}
 	return r
 }
 
-func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox { return ocispec.PodToNRI(s) }
+func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox { return nrispec.Pod(s) }
 
 func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container {
-	return ocispec.ContainerToNRI(c, spec)
+	return nrispec.Container(c, spec)
 }
 
 // pinPort fits package namespaces to the engine.

@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -77,10 +77,10 @@ func unsetSeccomp(cfg config.Config) string {
 }
 
 // rlimits are the configured limits by the names of OCI.
-func rlimits(cfg config.Config) map[string]ocispec.Rlimit {
-	out := make(map[string]ocispec.Rlimit, len(cfg.Runtime.Ulimits))
+func rlimits(cfg config.Config) map[string]host.Rlimit {
+	out := make(map[string]host.Rlimit, len(cfg.Runtime.Ulimits))
 	for name, l := range cfg.Runtime.Ulimits {
-		out["RLIMIT_"+strings.ToUpper(name)] = ocispec.Rlimit{Soft: l.Soft, Hard: l.Hard}
+		out["RLIMIT_"+strings.ToUpper(name)] = host.Rlimit{Soft: l.Soft, Hard: l.Hard}
 	}
 	return out
 }

@@ -13,19 +13,25 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // testHost is a host with fixed facts.
-func testHost() Host {
-	return Host{
+func testHost() host.Facts {
+	return host.Facts{
 		Hostname: "node-1", Seccomp: true, Swap: true, RecursiveReadOnly: true,
-		Capabilities: append(append([]string{}, defaultCapabilities...), "CAP_NET_ADMIN", "CAP_SYS_ADMIN"),
-		OOMScoreAdj:  -500, HardLimits: map[string]uint64{"RLIMIT_NOFILE": 20000},
+		Capabilities: []string{
+			"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW",
+			"CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE",
+			"CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE", "CAP_NET_ADMIN", "CAP_SYS_ADMIN",
+		},
+		OOMScoreAdj: -500, HardLimits: map[string]uint64{"RLIMIT_NOFILE": 20000},
 	}
 }
 
-func v2Host() Host {
+func v2Host() host.Facts {
 	h := testHost()
 	h.CgroupV2, h.Hugetlb, h.MayLowerOOMScore, h.MayRaiseLimits = true, true, true, true
 	return h
@@ -56,7 +62,7 @@ func input() Input {
 			Hosts: "/state/hosts", Hostname: "/state/hostname", ResolvConf: "/state/resolv.conf", Shm: "/run/shm",
 		},
 		Image:       pod.Image{Name: "registry.example/app:1"},
-		CgroupsPath: CgroupsPath("/kubepods/pod1", id, false),
+		CgroupsPath: resource.CgroupsPath("/kubepods/pod1", id, false),
 	}
 }
 
@@ -71,7 +77,7 @@ func privileged(in Input) Input {
 	return in
 }
 
-func build(t *testing.T, h Host, o Options, in Input) (*specs.Spec, Result) {
+func build(t *testing.T, h host.Facts, o Options, in Input) (*specs.Spec, Result) {
 	t.Helper()
 	spec, result, err := New(h, o).Build(in)
 	if err != nil {
@@ -157,14 +163,14 @@ func TestGoldenFull(t *testing.T) {
 	sc.Capabilities = &criv1.Capability{
 		AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL", "kill"}, AddAmbientCapabilities: []string{"CAP_CHOWN"},
 	}
-	o := Options{Rlimits: map[string]Rlimit{"RLIMIT_NOFILE": {Soft: 1024, Hard: 1 << 20}}}
+	o := Options{Rlimits: map[string]host.Rlimit{"RLIMIT_NOFILE": {Soft: 1024, Hard: 1 << 20}}}
 	spec, result := build(t, v2Host(), o, in)
 	golden(t, "full", spec, dir)
 	want := &criv1.LinuxContainerUser{Uid: 1000, Gid: 50, SupplementalGroups: []int64{50, 10, 2000}}
 	if got := result.User.GetLinux(); got.String() != want.String() {
 		t.Errorf("user %v, want %v", got, want)
 	}
-	if result.StopSignal != "SIGINT" || len(result.CreatedPaths) != 0 {
+	if len(result.CreatedPaths) != 0 {
 		t.Errorf("result %+v", result)
 	}
 }
@@ -219,7 +225,7 @@ func TestGoldenInit(t *testing.T) {
 	in := userns(input())
 	spec, err := New(testHost(), Options{}).BuildInit(InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.SandboxConfig, Namespaces: in.Namespaces, Binary: "/usr/lib/crisp/init",
-		CgroupsPath: CgroupsPath("kubepods-pod1.slice", in.SandboxID, true),
+		CgroupsPath: resource.CgroupsPath("kubepods-pod1.slice", in.SandboxID, true),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -247,47 +253,6 @@ func TestBaseSpecification(t *testing.T) {
 		in.Handler.BaseSpec = missing
 		if _, _, err := New(testHost(), Options{}).Build(in); err == nil {
 			t.Errorf("no error for %s", missing)
-		}
-	}
-}
-
-func TestProbeHost(t *testing.T) {
-	t.Parallel()
-	h, err := ProbeHost()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if h.Hostname == "" || h.HardLimits["RLIMIT_NOFILE"] == 0 {
-		t.Errorf("host %+v", h)
-	}
-}
-
-func TestExecProcess(t *testing.T) {
-	t.Parallel()
-	spec, _ := build(t, testHost(), Options{}, input())
-	p := ExecProcess(spec, []string{"sh"}, true)
-	if !p.Terminal || p.Args[0] != "sh" || p.Env[len(p.Env)-1] != "TERM=xterm" || p.Capabilities == nil {
-		t.Errorf("process %+v", p)
-	}
-	if spec.Process.Terminal || spec.Process.Args[0] != "/bin/app" || strings.Contains(strings.Join(spec.Process.Env, " "), "TERM") {
-		t.Error("the container's own process was changed")
-	}
-}
-
-func TestCgroupsPath(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		parent  string
-		systemd bool
-		want    string
-	}{
-		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/id"},
-		{"", false, "/crisp/id"},
-		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:crisp:id"},
-		{"", true, "system.slice:crisp:id"},
-	} {
-		if got := CgroupsPath(tt.parent, "id", tt.systemd); got != tt.want {
-			t.Errorf("%+v: %q", tt, got)
 		}
 	}
 }

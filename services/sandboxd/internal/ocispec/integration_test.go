@@ -16,6 +16,8 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -62,13 +64,13 @@ func run(t *testing.T, change func(*Input)) string {
 		testkit.Lacks(t, "overlay: "+err.Error())
 	}
 	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
-	host, err := ProbeHost()
+	facts, err := host.Probe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	in := input()
 	in.ID = "crisp-test-" + filepath.Base(filepath.Dir(dir))
-	in.CgroupsPath = CgroupsPath("", in.ID, false)
+	in.CgroupsPath = resource.CgroupsPath("", in.ID, false)
 	in.Files = pod.SandboxFiles{
 		Hosts: dir + "/hosts", Hostname: dir + "/hostname", ResolvConf: dir + "/resolv.conf", Shm: "/dev/shm",
 	}
@@ -83,7 +85,7 @@ func run(t *testing.T, change func(*Input)) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pins.Unpin(t.Context(), in.ID) })
-	spec, _ := build(t, host, Options{}, in)
+	spec, _ := build(t, facts, Options{}, in)
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)

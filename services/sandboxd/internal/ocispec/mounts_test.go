@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 )
 
 func destinationsOf(spec *specs.Spec) []string {
@@ -142,7 +144,7 @@ func TestMountOptions(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		mount *criv1.Mount
-		host  Host
+		host  host.Facts
 		want  string
 		err   error
 	}{

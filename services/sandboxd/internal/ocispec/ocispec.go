@@ -1,8 +1,9 @@
-// Package ocispec makes the OCI runtime specification of containers and applies to it what
-// NRI plugins want changed.
+// Package ocispec makes the OCI runtime specification of containers. Its parts are below it, each
+// one idea; this package puts them together in order, and adds what is left: annotations, classes
+// of resources, the base specification and the pod's own process.
 //
 // The specification depends only on the input, on what the input's paths point to (mount
-// sources, devices, profiles), and on the facts of the host that [ProbeHost] found once.
+// sources, devices, profiles), and on the facts of the host that were found once.
 // Nothing is changed on the node except that a missing mount source may be made as a folder;
 // [Result.Undo] takes that back. The package starts no process and keeps no state; all of it
 // may be called concurrently.
@@ -23,9 +24,18 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/nrispec"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/security"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -57,7 +67,7 @@ type Input struct {
 	Volumes []*criv1.Mount
 	// Handler is the runtime handler.
 	Handler pod.Handler
-	// CgroupsPath is the container's cgroup, see [CgroupsPath].
+	// CgroupsPath is the container's cgroup, see package resource.
 	CgroupsPath string
 }
 
@@ -75,7 +85,7 @@ type Options struct {
 	// RejectMissingMountSources makes a missing mount source an error.
 	RejectMissingMountSources bool
 	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
-	Rlimits map[string]Rlimit
+	Rlimits map[string]host.Rlimit
 	// Classes are the configured classes of RDT and block I/O; nil means that there are none.
 	Classes Classes
 	// InjectCDI adds CDI devices to a specification; nil means that CDI is not available.
@@ -84,25 +94,17 @@ type Options struct {
 
 // Classes are resources that pods choose by annotation and NRI plugins by name.
 type Classes interface {
+	nrispec.Classes
+
 	// RDT and BlockIO return nil if the annotations of a container and its pod ask for nothing.
 	RDT(container string, own, pod map[string]string) (*specs.LinuxIntelRdt, error)
 	BlockIO(container string, own, pod map[string]string) (*specs.LinuxBlockIO, error)
-	// RDTClass and BlockIOClass return the class of a name.
-	RDTClass(name string) (*specs.LinuxIntelRdt, error)
-	BlockIOClass(name string) (*specs.LinuxBlockIO, error)
-}
-
-// Rlimit is a POSIX resource limit.
-type Rlimit struct {
-	Soft, Hard uint64
 }
 
 // Result is what is known of a container besides its specification.
 type Result struct {
 	// User is the user and the groups of the first process.
 	User *criv1.ContainerUser
-	// StopSignal is the name of the signal that stops the container, such as "SIGTERM".
-	StopSignal string
 	// CreatedPaths are the folders made for missing mount sources, parents last.
 	CreatedPaths []string
 }
@@ -118,17 +120,35 @@ func (r Result) Undo() {
 
 // Builder makes specifications under fixed policies on one host.
 type Builder struct {
-	host Host
+	host host.Facts
 	opts Options
 }
 
 // New returns a builder.
-func New(host Host, opts Options) *Builder {
+func New(host host.Facts, opts Options) *Builder {
 	return &Builder{host: host, opts: opts}
 }
 
 // Host returns the facts that the builder goes by.
-func (b *Builder) Host() Host { return b.host }
+func (b *Builder) Host() host.Facts { return b.host }
+
+// OOMScore is the OOM score adjustment that a container gets who asks for one.
+func (b *Builder) OOMScore(asked int64) int { return b.host.ClampOOMScore(int(asked)) }
+
+// Adjust applies to a specification what NRI plugins want changed, see [nrispec.Node.Adjust].
+func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+	return nrispec.Node{Host: b.host, InjectCDI: b.opts.InjectCDI, Classes: b.opts.Classes}.Adjust(spec, adj)
+}
+
+func (b *Builder) security() security.Policy {
+	return security.Policy{
+		Host: b.host, UnsetSeccomp: b.opts.UnsetSeccomp, AppArmorProfile: b.opts.AppArmorProfile, AppArmorLoaded: b.opts.AppArmorLoaded,
+	}
+}
+
+func (b *Builder) mountPolicy() mount.Policy {
+	return mount.Policy{Security: b.security(), RejectMissing: b.opts.RejectMissingMountSources}
+}
 
 // Build makes the specification of a container. After an error nothing is left behind.
 // Errors: ErrInvalidArgument for what the request has wrong, ErrFailedPrecondition for what
@@ -140,8 +160,7 @@ func (b *Builder) Build(in Input) (*specs.Spec, Result, error) {
 	}
 	d := &draft{Builder: b, in: in, spec: spec, sc: in.Config.GetLinux().GetSecurityContext()}
 	for _, step := range []func() error{
-		d.check, d.process, d.user, d.capabilities, d.namespaces, d.resources, d.devices,
-		d.classes, d.mounts, d.security, d.annotations, d.cdi,
+		d.check, d.process, d.namespaces, d.resources, d.classes, d.mounts, d.confine, d.annotations, d.cdi,
 	} {
 		if err := step(); err != nil {
 			d.result.Undo()
@@ -161,19 +180,70 @@ type draft struct {
 	result Result
 }
 
-func (d *draft) privileged() bool { return d.sc.GetPrivileged() }
-
 // check refuses what cannot be made at all.
 func (d *draft) check() error {
 	if d.in.Config == nil || d.in.SandboxConfig == nil {
 		return fmt.Errorf("container %q: configuration is missing: %w", d.in.ID, errdefs.ErrInvalidArgument)
 	}
-	if d.privileged() && !d.in.SandboxConfig.GetLinux().GetSecurityContext().GetPrivileged() {
+	if d.sc.GetPrivileged() && !d.in.SandboxConfig.GetLinux().GetSecurityContext().GetPrivileged() {
 		return fmt.Errorf("privileged container in a pod that is not privileged: %w", errdefs.ErrInvalidArgument)
 	}
 	d.spec.Root = &specs.Root{Path: "rootfs", Readonly: d.sc.GetReadonlyRootfs()}
 	d.spec.Linux.CgroupsPath = d.in.CgroupsPath
 	return nil
+}
+
+func (d *draft) process() error {
+	hostname := d.in.SandboxConfig.GetHostname()
+	if hostname == "" {
+		hostname = d.host.Hostname
+	}
+	err := process.Set(d.spec.Process, process.Request{
+		Config: d.in.Config, Image: d.in.Image.Config, Hostname: hostname, Rlimits: d.opts.Rlimits,
+	}, d.host)
+	if err != nil {
+		return err
+	}
+	d.result.User, err = process.SetUser(d.spec.Process, d.sc, d.in.Image.Config.User, d.in.Accounts)
+	if err != nil {
+		return err
+	}
+	return process.SetCapabilities(d.spec.Process, d.sc, d.host.Capabilities)
+}
+
+func (d *draft) namespaces() error {
+	return namespace.Set(d.spec.Linux, namespace.Request{
+		Context: d.sc, Sandbox: d.in.SandboxConfig, Paths: d.in.Namespaces, PID: d.in.PIDNamespace, OwnCgroup: d.host.CgroupV2,
+	})
+}
+
+func (d *draft) resources() error {
+	r, err := resource.FromCRI(d.in.Config.GetLinux().GetResources(), d.host)
+	if err != nil {
+		return err
+	}
+	if d.spec.Linux.Resources == nil {
+		d.spec.Linux.Resources = &specs.LinuxResources{}
+	}
+	resource.Merge(d.spec.Linux.Resources, r)
+	ofHost := d.sc.GetPrivileged() && !d.in.Handler.PrivilegedWithoutHostDevices
+	return device.Set(d.spec.Linux, d.in.Config.GetDevices(), ofHost)
+}
+
+func (d *draft) mounts() error {
+	created, err := d.mountPolicy().Set(d.spec, mount.Request{
+		Config: d.in.Config, SELinux: d.selinux(), Volumes: d.in.Volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
+		OwnIPC: d.in.Namespaces[string(specs.IPCNamespace)] != "",
+	})
+	d.result.CreatedPaths = created
+	return err
+}
+
+func (d *draft) confine() error { return d.security().Set(d.spec, d.sc, d.selinux()) }
+
+// selinux are the options in force: the container's, else the pod's.
+func (d *draft) selinux() *criv1.SELinuxOption {
+	return security.SELinuxOptions(d.sc.GetSelinuxOptions(), d.in.SandboxConfig.GetLinux().GetSecurityContext().GetSelinuxOptions())
 }
 
 // classes sets what the annotations choose.
@@ -207,17 +277,7 @@ func (d *draft) cdi() error {
 	if len(names) == 0 {
 		return nil
 	}
-	return injectCDI(d.spec, names, d.opts.InjectCDI)
-}
-
-func injectCDI(spec *specs.Spec, names []string, inject func(*specs.Spec, []string) error) error {
-	if inject == nil {
-		return fmt.Errorf("CDI devices %q: CDI is not enabled: %w", names, errdefs.ErrFailedPrecondition)
-	}
-	if err := inject(spec, names); err != nil {
-		return fmt.Errorf("CDI devices %q: %w: %w", names, err, errdefs.ErrInvalidArgument)
-	}
-	return nil
+	return device.InjectCDI(d.spec, names, d.opts.InjectCDI)
 }
 
 // base returns the specification that containers start from, without any mount, or the one

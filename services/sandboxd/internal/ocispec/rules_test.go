@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -14,6 +13,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -25,81 +26,87 @@ func TestRefusals(t *testing.T) {
 	}
 	tests := []struct {
 		name   string
-		change func(*Input, *Host, *Options)
+		change func(*Input, *host.Facts, *Options)
 		want   error
 	}{
-		{"no configuration", func(in *Input, _ *Host, _ *Options) { in.Config = nil }, errdefs.ErrInvalidArgument},
-		{"no command", func(in *Input, _ *Host, _ *Options) { in.Config.Command = nil }, errdefs.ErrInvalidArgument},
-		{"privileged in an ordinary pod", func(in *Input, _ *Host, _ *Options) { in.sc().Privileged = true }, errdefs.ErrInvalidArgument},
-		{"relative folder", func(in *Input, _ *Host, _ *Options) { in.Config.WorkingDir = "srv" }, errdefs.ErrInvalidArgument},
-		{"folder through a descriptor", func(in *Input, _ *Host, _ *Options) { in.Config.WorkingDir = "/x/../proc/self/fd/7" }, errdefs.ErrInvalidArgument},
-		{"folder through init's folder", func(in *Input, _ *Host, _ *Options) { in.Config.WorkingDir = "/proc/1/cwd" }, errdefs.ErrInvalidArgument},
-		{"folder through /dev/fd", func(in *Input, _ *Host, _ *Options) { in.Config.WorkingDir = "/dev//fd/7" }, errdefs.ErrInvalidArgument},
-		{"variable without a name", func(in *Input, _ *Host, _ *Options) { in.Config.Envs = []*criv1.KeyValue{{}} }, errdefs.ErrInvalidArgument},
-		{"variable with a nul", func(in *Input, _ *Host, _ *Options) {
+		{"no configuration", func(in *Input, _ *host.Facts, _ *Options) { in.Config = nil }, errdefs.ErrInvalidArgument},
+		{"no command", func(in *Input, _ *host.Facts, _ *Options) { in.Config.Command = nil }, errdefs.ErrInvalidArgument},
+		{"privileged in an ordinary pod", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Privileged = true }, errdefs.ErrInvalidArgument},
+		{"relative folder", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "srv" }, errdefs.ErrInvalidArgument},
+		{"folder through a descriptor", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/x/../proc/self/fd/7" }, errdefs.ErrInvalidArgument},
+		{"folder through init's folder", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/proc/1/cwd" }, errdefs.ErrInvalidArgument},
+		{"folder through /dev/fd", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/dev//fd/7" }, errdefs.ErrInvalidArgument},
+		{"variable without a name", func(in *Input, _ *host.Facts, _ *Options) { in.Config.Envs = []*criv1.KeyValue{{}} }, errdefs.ErrInvalidArgument},
+		{"variable with a nul", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Envs = []*criv1.KeyValue{{Key: "a", Value: []byte("b\x00")}}
 		}, errdefs.ErrInvalidArgument},
-		{"unknown capability", func(in *Input, _ *Host, _ *Options) {
+		{"unknown capability", func(in *Input, _ *host.Facts, _ *Options) {
 			in.sc().Capabilities = &criv1.Capability{AddCapabilities: []string{"FLY"}}
 		}, errdefs.ErrInvalidArgument},
-		{"capability that the daemon lacks", func(in *Input, _ *Host, _ *Options) {
+		{"capability that the daemon lacks", func(in *Input, _ *host.Facts, _ *Options) {
 			in.sc().Capabilities = &criv1.Capability{AddCapabilities: []string{"SYS_RESOURCE"}}
 		}, errdefs.ErrFailedPrecondition},
-		{"no network namespace", func(in *Input, _ *Host, _ *Options) { in.Namespaces = nil }, errdefs.ErrFailedPrecondition},
-		{"no PID namespace to share", func(in *Input, _ *Host, _ *Options) {
+		{"no network namespace", func(in *Input, _ *host.Facts, _ *Options) { in.Namespaces = nil }, errdefs.ErrFailedPrecondition},
+		{"no PID namespace to share", func(in *Input, _ *host.Facts, _ *Options) {
 			in.sc().NamespaceOptions.Pid = criv1.NamespaceMode_TARGET
 		}, errdefs.ErrFailedPrecondition},
-		{"other user namespace than the pod's", func(in *Input, _ *Host, _ *Options) {
+		{"other user namespace than the pod's", func(in *Input, _ *host.Facts, _ *Options) {
 			ids := []*criv1.IDMapping{{HostId: 1, Length: 1}}
 			in.sc().NamespaceOptions.UsernsOptions = &criv1.UserNamespace{Uids: ids, Gids: ids}
 		}, errdefs.ErrInvalidArgument},
-		{"half a user namespace", func(in *Input, _ *Host, _ *Options) {
+		{"half a user namespace", func(in *Input, _ *host.Facts, _ *Options) {
 			*in = userns(*in)
 			in.SandboxConfig.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Gids = nil
 		}, errdefs.ErrInvalidArgument},
-		{"seccomp without a kernel for it", func(in *Input, h *Host, _ *Options) {
+		{"seccomp without a kernel for it", func(in *Input, h *host.Facts, _ *Options) {
 			h.Seccomp = false
 			in.sc().Seccomp = &criv1.SecurityProfile{}
 		}, errdefs.ErrFailedPrecondition},
-		{"missing seccomp profile", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("/no/such/file") }, errdefs.ErrNotFound},
-		{"relative seccomp profile", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("x.json") }, errdefs.ErrInvalidArgument},
-		{"seccomp profile that is a folder", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("/") }, errdefs.ErrInvalidArgument},
-		{"seccomp profile of another kind", func(in *Input, _ *Host, _ *Options) { in.sc().Seccomp = localhost("/proc/self/status") }, errdefs.ErrInvalidArgument},
-		{"AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().Apparmor = localhost("mine") }, errdefs.ErrFailedPrecondition},
-		{"default AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().Apparmor = &criv1.SecurityProfile{} }, errdefs.ErrFailedPrecondition},
-		{"default AppArmor profile that is not loaded", func(in *Input, h *Host, _ *Options) {
+		{"missing seccomp profile", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Seccomp = localhost("/no/such/file") }, errdefs.ErrNotFound},
+		{"relative seccomp profile", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Seccomp = localhost("x.json") }, errdefs.ErrInvalidArgument},
+		{"seccomp profile that is a folder", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Seccomp = localhost("/") }, errdefs.ErrInvalidArgument},
+		{"seccomp profile of another kind", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Seccomp = localhost("/proc/self/status") }, errdefs.ErrInvalidArgument},
+		{"AppArmor profile without AppArmor", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Apparmor = localhost("mine") }, errdefs.ErrFailedPrecondition},
+		{"default AppArmor profile without AppArmor", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Apparmor = &criv1.SecurityProfile{} }, errdefs.ErrFailedPrecondition},
+		{"default AppArmor profile that is not loaded", func(in *Input, h *host.Facts, _ *Options) {
 			h.AppArmor = true
 			in.sc().Apparmor = &criv1.SecurityProfile{}
 		}, errdefs.ErrFailedPrecondition},
-		{"AppArmor profile that is not loaded", func(in *Input, h *Host, o *Options) {
+		{"AppArmor profile that is not loaded", func(in *Input, h *host.Facts, o *Options) {
 			h.AppArmor = true
 			o.AppArmorLoaded = func(string) (bool, error) { return false, nil }
 			in.sc().Apparmor = localhost("mine")
 		}, errdefs.ErrNotFound},
-		{"AppArmor profile without a name", func(in *Input, h *Host, _ *Options) {
+		{"AppArmor profile without a name", func(in *Input, h *host.Facts, _ *Options) {
 			h.AppArmor = true
 			in.sc().Apparmor = localhost("")
 		}, errdefs.ErrInvalidArgument},
-		{"class that is not configured", func(in *Input, _ *Host, o *Options) {
+		{"class that is not configured", func(in *Input, _ *host.Facts, o *Options) {
 			o.Classes = noClasses{}
 			in.Config.Annotations = map[string]string{"io.kubernetes.cri.rdt-class": "gold"}
 		}, errdefs.ErrFailedPrecondition},
-		{"old AppArmor profile without AppArmor", func(in *Input, _ *Host, _ *Options) { in.sc().ApparmorProfile = "localhost/mine" }, errdefs.ErrFailedPrecondition}, //nolint:staticcheck // old clients
-		{"SELinux options without SELinux", func(in *Input, _ *Host, _ *Options) {
+		{"old AppArmor profile without AppArmor", func(in *Input, _ *host.Facts, _ *Options) { in.sc().ApparmorProfile = "localhost/mine" }, errdefs.ErrFailedPrecondition}, //nolint:staticcheck // old clients
+		{"SELinux options without SELinux", func(in *Input, _ *host.Facts, _ *Options) {
 			in.sc().SelinuxOptions = &criv1.SELinuxOption{Level: "s0:c1,c2"}
 		}, errdefs.ErrFailedPrecondition},
-		{"unified resources without cgroup v2", func(in *Input, _ *Host, _ *Options) {
+		{"unified resources without cgroup v2", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Linux.Resources.Unified = map[string]string{"memory.high": "1"}
 		}, errdefs.ErrFailedPrecondition},
-		{"negative shares", func(in *Input, _ *Host, _ *Options) { in.Config.Linux.Resources.CpuShares = -1 }, errdefs.ErrInvalidArgument},
-		{"missing device", func(in *Input, _ *Host, _ *Options) { in.Config.Devices = []*criv1.Device{{HostPath: "/dev/no-such"}} }, errdefs.ErrNotFound},
-		{"device that is a file", func(in *Input, _ *Host, _ *Options) { in.Config.Devices = []*criv1.Device{{HostPath: "/proc/version"}} }, errdefs.ErrInvalidArgument},
-		{"device permissions", func(in *Input, _ *Host, _ *Options) {
+		{"negative shares", func(in *Input, _ *host.Facts, _ *Options) { in.Config.Linux.Resources.CpuShares = -1 }, errdefs.ErrInvalidArgument},
+		{"missing device", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/no-such"}}
+		}, errdefs.ErrNotFound},
+		{"device that is a file", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.Devices = []*criv1.Device{{HostPath: "/proc/version"}}
+		}, errdefs.ErrInvalidArgument},
+		{"device permissions", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", Permissions: "rx"}}
 		}, errdefs.ErrInvalidArgument},
-		{"CDI without CDI", func(in *Input, _ *Host, _ *Options) { in.Config.CDIDevices = []*criv1.CDIDevice{{Name: "v.com/c=d"}} }, errdefs.ErrFailedPrecondition},
-		{"unknown CDI device", func(in *Input, _ *Host, o *Options) {
-			o.InjectCDI = CDIFromFolders([]string{"/no/such/folder"})
+		{"CDI without CDI", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.CDIDevices = []*criv1.CDIDevice{{Name: "v.com/c=d"}}
+		}, errdefs.ErrFailedPrecondition},
+		{"unknown CDI device", func(in *Input, _ *host.Facts, o *Options) {
+			o.InjectCDI = device.CDIFromFolders([]string{"/no/such/folder"})
 			in.Config.CDIDevices = []*criv1.CDIDevice{{Name: "v.com/c=d"}}
 		}, errdefs.ErrInvalidArgument},
 	}
@@ -179,7 +186,7 @@ func TestInitSecurity(t *testing.T) {
 	t.Parallel()
 	with := testHost()
 	with.AppArmor = true
-	run := func(h Host, sc *criv1.LinuxSandboxSecurityContext) (*specs.Spec, error) {
+	run := func(h host.Facts, sc *criv1.LinuxSandboxSecurityContext) (*specs.Spec, error) {
 		cfg := input().SandboxConfig
 		cfg.Linux.SecurityContext = sc
 		return New(h, Options{AppArmorProfile: "crisp-default"}).BuildInit(InitInput{SandboxID: "s", SandboxConfig: cfg})
@@ -218,42 +225,6 @@ func TestInitSecurity(t *testing.T) {
 	} {
 		if _, err := run(testHost(), bad.sc); !errors.Is(err, bad.want) {
 			t.Errorf("%s: error %v, want %v", name, err, bad.want)
-		}
-	}
-}
-
-func TestCommand(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ command, args, entrypoint, cmd, want string }{
-		{"", "", "/entry", "--a", "/entry --a"},
-		{"", "--b", "/entry", "--a", "/entry --b"},
-		{"/run", "", "/entry", "--a", "/run"},
-		{"/run", "--b", "/entry", "--a", "/run --b"},
-		{"", "", "", "/cmd x", "/cmd x"},
-	} {
-		config := &criv1.ContainerConfig{Command: strings.Fields(tt.command), Args: strings.Fields(tt.args)}
-		got, err := command(config, strings.Fields(tt.entrypoint), strings.Fields(tt.cmd))
-		if err != nil || strings.Join(got, " ") != tt.want {
-			t.Errorf("%+v: %v, %v", tt, got, err)
-		}
-	}
-}
-
-func TestStopSignal(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		asked       criv1.Signal
-		image, want string
-	}{
-		{0, "", "SIGTERM"},
-		{0, "SIGWINCH", "SIGWINCH"},
-		{criv1.Signal_SIGNAL_SIGHUP, "SIGWINCH", "SIGHUP"},
-		{criv1.Signal_SIGNAL_SIGRTMINPLUS3, "", "SIGRTMIN+3"},
-		{criv1.Signal_SIGNAL_SIGRTMAXMINUS1, "", "SIGRTMAX-1"},
-		{criv1.Signal_SIGNAL_SIGRTMIN, "", "SIGRTMIN"},
-	} {
-		if got := stopSignal(tt.asked, tt.image); got != tt.want {
-			t.Errorf("%+v: %q", tt, got)
 		}
 	}
 }
@@ -418,7 +389,7 @@ func TestAppArmor(t *testing.T) {
 	o := Options{AppArmorProfile: "crisp-default"}
 	for _, tt := range []struct {
 		name    string
-		host    Host
+		host    host.Facts
 		profile *criv1.SecurityProfile
 		want    string
 	}{
@@ -476,12 +447,12 @@ func TestOOMScore(t *testing.T) {
 	free := testHost()
 	free.MayLowerOOMScore = true
 	for _, tt := range []struct {
-		host      Host
+		host      host.Facts
 		adj, want int
 	}{
 		{testHost(), -998, -500}, {testHost(), 1000, 1000}, {testHost(), 5000, 1000}, {free, -998, -998}, {free, -2000, -1000},
 	} {
-		if got := tt.host.clampOOMScore(tt.adj); got != tt.want {
+		if got := tt.host.ClampOOMScore(tt.adj); got != tt.want {
 			t.Errorf("%d: %d, want %d", tt.adj, got, tt.want)
 		}
 		in := input()
@@ -493,31 +464,9 @@ func TestOOMScore(t *testing.T) {
 	}
 }
 
-func TestSELinuxOptions(t *testing.T) {
-	t.Parallel()
-	own, ofPod := &criv1.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0:c1"}, &criv1.SELinuxOption{Level: "s0:c2"}
-	for name, tt := range map[string]struct {
-		own, pod *criv1.SELinuxOption
-		want     []string
-	}{
-		"nothing":       {nil, nil, nil},
-		"empty":         {&criv1.SELinuxOption{}, nil, nil},
-		"the pod's":     {&criv1.SELinuxOption{}, ofPod, []string{"level:s0:c2"}},
-		"the container": {own, ofPod, []string{"user:u", "role:r", "type:t", "level:s0:c1"}},
-	} {
-		in := input()
-		in.sc().SelinuxOptions = tt.own
-		in.SandboxConfig.Linux.SecurityContext.SelinuxOptions = tt.pod
-		d := &draft{in: in, sc: in.sc()}
-		if got := labelOptions(d.selinuxOptions()); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %q, want %q", name, got, tt.want)
-		}
-	}
-}
-
 func TestRlimits(t *testing.T) {
 	t.Parallel()
-	o := Options{Rlimits: map[string]Rlimit{"RLIMIT_NOFILE": {Soft: 1 << 20, Hard: 1 << 20}, "RLIMIT_CORE": {Soft: 5, Hard: 3}}}
+	o := Options{Rlimits: map[string]host.Rlimit{"RLIMIT_NOFILE": {Soft: 1 << 20, Hard: 1 << 20}, "RLIMIT_CORE": {Soft: 5, Hard: 3}}}
 	spec, _ := build(t, testHost(), o, input())
 	want := []specs.POSIXRlimit{{Type: "RLIMIT_CORE", Hard: 3, Soft: 3}, {Type: "RLIMIT_NOFILE", Hard: 20000, Soft: 20000}}
 	if diff := cmp.Diff(want, spec.Process.Rlimits); diff != "" {
@@ -551,18 +500,8 @@ func TestCDI(t *testing.T) {
 	}
 	in := input()
 	in.Config.CDIDevices = []*criv1.CDIDevice{{Name: "v.com/c=d"}}
-	got, _ := build(t, testHost(), Options{InjectCDI: CDIFromFolders([]string{dir})}, in)
+	got, _ := build(t, testHost(), Options{InjectCDI: device.CDIFromFolders([]string{dir})}, in)
 	if !slices.Contains(got.Process.Env, "CDI=1") {
 		t.Errorf("environment %v", got.Process.Env)
 	}
-}
-
-func FuzzRecords(f *testing.F) {
-	f.Add(passwd, "app", "staff")
-	f.Fuzz(func(_ *testing.T, file, user, group string) {
-		a := accounts{passwd: []byte(file), group: []byte(file)}
-		if _, _, login, err := a.lookUp(user, group); err == nil {
-			a.groupsOf(login)
-		}
-	})
 }

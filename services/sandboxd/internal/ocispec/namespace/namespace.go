@@ -1,4 +1,6 @@
-package ocispec
+// Package namespace says which namespaces a container joins, which it gets for itself and how
+// its users are mapped. It is pure.
+package namespace
 
 import (
 	"fmt"
@@ -10,10 +12,25 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// namespaces joins the pod's namespaces and makes the container's own.
-func (d *draft) namespaces() error {
-	opts := d.sc.GetNamespaceOptions()
-	ofPod := d.in.SandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions()
+// Request is what the namespaces of a container depend on.
+type Request struct {
+	// Context is the container's, Sandbox the pod's configuration.
+	Context *criv1.LinuxContainerSecurityContext
+	Sandbox *criv1.PodSandboxConfig
+	// Paths are the paths of the pod's namespaces by OCI type. A type that the pod shares
+	// with the node is absent.
+	Paths map[string]string
+	// PID is the PID namespace to join in the modes that join one.
+	PID string
+	// OwnCgroup gives containers that are not privileged a cgroup namespace.
+	OwnCgroup bool
+}
+
+// Set joins the pod's namespaces and makes the container's own. Errors: ErrInvalidArgument,
+// ErrFailedPrecondition for a namespace that is not there.
+func Set(spec *specs.Linux, req Request) error {
+	opts := req.Context.GetNamespaceOptions()
+	ofPod := req.Sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	for _, shared := range []struct {
 		kind     specs.LinuxNamespaceType
@@ -26,47 +43,47 @@ func (d *draft) namespaces() error {
 		if shared.own == criv1.NamespaceMode_NODE || shared.pod == criv1.NamespaceMode_NODE {
 			continue
 		}
-		path := d.in.Namespaces[string(shared.kind)]
+		path := req.Paths[string(shared.kind)]
 		if path == "" {
 			// It must not end up in the node's because a path was lost.
 			return fmt.Errorf("the pod has no %s namespace: %w", shared.kind, errdefs.ErrFailedPrecondition)
 		}
 		list = append(list, specs.LinuxNamespace{Type: shared.kind, Path: path})
 	}
-	if path := d.in.Namespaces["uts"]; path != "" && opts.GetNetwork() != criv1.NamespaceMode_NODE {
+	if path := req.Paths["uts"]; path != "" && opts.GetNetwork() != criv1.NamespaceMode_NODE {
 		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
 	}
-	pid, err := d.pidNamespace(opts.GetPid())
+	pid, err := pidNamespace(opts.GetPid(), req.PID)
 	if err != nil {
 		return err
 	}
 	list = append(list, pid...)
-	if d.host.CgroupV2 && !d.privileged() {
+	if req.OwnCgroup && !req.Context.GetPrivileged() {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
-	user, err := d.userNamespace(opts.GetUsernsOptions())
+	user, err := userNamespace(spec, req)
 	if err != nil {
 		return err
 	}
-	d.spec.Linux.Namespaces = append(list, user...)
+	spec.Namespaces = append(list, user...)
 	return nil
 }
 
-func (d *draft) pidNamespace(mode criv1.NamespaceMode) ([]specs.LinuxNamespace, error) {
+func pidNamespace(mode criv1.NamespaceMode, path string) ([]specs.LinuxNamespace, error) {
 	switch mode {
 	case criv1.NamespaceMode_NODE:
 		return nil, nil
 	case criv1.NamespaceMode_CONTAINER:
 		return []specs.LinuxNamespace{{Type: specs.PIDNamespace}}, nil
 	case criv1.NamespaceMode_POD, criv1.NamespaceMode_TARGET:
-		if d.in.PIDNamespace == "" && mode == criv1.NamespaceMode_POD {
+		if path == "" && mode == criv1.NamespaceMode_POD {
 			// POD is also what an absent message says, and the pod shares no namespace.
 			return []specs.LinuxNamespace{{Type: specs.PIDNamespace}}, nil
 		}
-		if d.in.PIDNamespace == "" {
+		if path == "" {
 			return nil, fmt.Errorf("there is no PID namespace to share in mode %s: %w", mode, errdefs.ErrFailedPrecondition)
 		}
-		return []specs.LinuxNamespace{{Type: specs.PIDNamespace, Path: d.in.PIDNamespace}}, nil
+		return []specs.LinuxNamespace{{Type: specs.PIDNamespace, Path: path}}, nil
 	default:
 		return nil, fmt.Errorf("PID namespace mode %s: %w", mode, errdefs.ErrInvalidArgument)
 	}
@@ -74,12 +91,12 @@ func (d *draft) pidNamespace(mode criv1.NamespaceMode) ([]specs.LinuxNamespace, 
 
 // userNamespace joins the pod's user namespace. The mappings of the container, if it has
 // any, must be the pod's.
-func (d *draft) userNamespace(own *criv1.UserNamespace) ([]specs.LinuxNamespace, error) {
-	uids, gids, err := UserMappings(d.in.SandboxConfig)
+func userNamespace(spec *specs.Linux, req Request) ([]specs.LinuxNamespace, error) {
+	uids, gids, err := UserMappings(req.Sandbox)
 	if err != nil {
 		return nil, err
 	}
-	if own != nil {
+	if own := req.Context.GetNamespaceOptions().GetUsernsOptions(); own != nil {
 		ownUIDs, ownGIDs, err := mappings(own)
 		if err != nil {
 			return nil, err
@@ -91,13 +108,13 @@ func (d *draft) userNamespace(own *criv1.UserNamespace) ([]specs.LinuxNamespace,
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	path := d.in.Namespaces["user"]
+	path := req.Paths["user"]
 	if path == "" {
 		return nil, fmt.Errorf("the pod has no user namespace: %w", errdefs.ErrFailedPrecondition)
 	}
 	// The mappings repeat what the namespace has. Not all OCI runtimes read them from it, and
 	// all take both if they agree.
-	d.spec.Linux.UIDMappings, d.spec.Linux.GIDMappings = uids, gids
+	spec.UIDMappings, spec.GIDMappings = uids, gids
 	return []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: path}}, nil
 }
 
@@ -110,7 +127,7 @@ func UserMappings(config *criv1.PodSandboxConfig) (uids, gids []specs.LinuxIDMap
 func mappings(user *criv1.UserNamespace) (uids, gids []specs.LinuxIDMapping, err error) {
 	switch user.GetMode() {
 	case criv1.NamespaceMode_POD:
-		uids, gids = idMappings(user.GetUids()), idMappings(user.GetGids())
+		uids, gids = IDMappings(user.GetUids()), IDMappings(user.GetGids())
 		if (len(uids) == 0) != (len(gids) == 0) {
 			return nil, nil, fmt.Errorf("user namespace with mappings for only users or only groups: %w", errdefs.ErrInvalidArgument)
 		}
@@ -146,10 +163,22 @@ func checkMapping(list []specs.LinuxIDMapping) error {
 	return nil
 }
 
-func idMappings(in []*criv1.IDMapping) []specs.LinuxIDMapping {
+// IDMappings are mappings in OCI's form.
+func IDMappings(in []*criv1.IDMapping) []specs.LinuxIDMapping {
 	var out []specs.LinuxIDMapping
 	for _, m := range in {
 		out = append(out, specs.LinuxIDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
+	}
+	return out
+}
+
+// OfInit joins all of the pod's namespaces and makes the PID namespace.
+func OfInit(paths map[string]string) []specs.LinuxNamespace {
+	out := []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.PIDNamespace}}
+	for _, kind := range []specs.LinuxNamespaceType{specs.NetworkNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.UserNamespace} {
+		if path := paths[string(kind)]; path != "" {
+			out = append(out, specs.LinuxNamespace{Type: kind, Path: path})
+		}
 	}
 	return out
 }

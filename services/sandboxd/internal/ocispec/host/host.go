@@ -1,4 +1,6 @@
-package ocispec
+// Package host knows what the kernel and the daemon's own rights allow containers, and fits
+// limits to it. All of it may be called concurrently.
+package host
 
 import (
 	"bufio"
@@ -17,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is what the kernel and the daemon's own rights allow. It does not change while the
+// Facts is what the kernel and the daemon's own rights allow. It does not change while the
 // daemon runs.
-type Host struct {
+type Facts struct {
 	// Hostname is the node's host name.
 	Hostname string
 	// CgroupV2 is true if all controllers are in the unified hierarchy.
@@ -42,9 +44,9 @@ type Host struct {
 	MayRaiseLimits bool
 }
 
-// ProbeHost finds the facts of the host.
-func ProbeHost() (Host, error) {
-	h := Host{
+// Probe finds the facts of the host.
+func Probe() (Facts, error) {
+	h := Facts{
 		CgroupV2:          cgroups.Mode() == cgroups.Unified,
 		Seccomp:           seccomp.IsEnabled(),
 		AppArmor:          readsAs("/sys/module/apparmor/parameters/enabled", "Y"),
@@ -55,15 +57,15 @@ func ProbeHost() (Host, error) {
 	}
 	var err error
 	if h.Hostname, err = os.Hostname(); err != nil {
-		return Host{}, fmt.Errorf("host name: %w", err)
+		return Facts{}, fmt.Errorf("host name: %w", err)
 	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return Host{}, fmt.Errorf("own capabilities: %w", err)
+		return Facts{}, fmt.Errorf("own capabilities: %w", err)
 	}
 	sets, err := capability.ParseProcPIDStatus(bytes.NewReader(status))
 	if err != nil {
-		return Host{}, fmt.Errorf("own capabilities: %w", err)
+		return Facts{}, fmt.Errorf("own capabilities: %w", err)
 	}
 	h.Capabilities, _ = capability.FromBitmap(sets[capability.Bounding])
 	const sysResource = 1 << unix.CAP_SYS_RESOURCE
@@ -71,10 +73,10 @@ func ProbeHost() (Host, error) {
 	h.MayRaiseLimits = h.MayLowerOOMScore
 	score, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
-		return Host{}, fmt.Errorf("own oom score: %w", err)
+		return Facts{}, fmt.Errorf("own oom score: %w", err)
 	}
 	if h.OOMScoreAdj, err = strconv.Atoi(strings.TrimSpace(string(score))); err != nil {
-		return Host{}, fmt.Errorf("own oom score: %w", err)
+		return Facts{}, fmt.Errorf("own oom score: %w", err)
 	}
 	h.Hugetlb, h.Swap = controllers(h.CgroupV2)
 	return h, nil
@@ -151,4 +153,29 @@ func exists(path string) bool {
 func readsAs(path, want string) bool {
 	raw, err := os.ReadFile(path)
 	return err == nil && strings.TrimSpace(string(raw)) == want
+}
+
+// Rlimit is a POSIX resource limit.
+type Rlimit struct {
+	Soft, Hard uint64
+}
+
+// ClampRlimit lowers a limit to what the daemon can give.
+func (h Facts) ClampRlimit(name string, l Rlimit) Rlimit {
+	highest, known := h.HardLimits[name]
+	if known && !h.MayRaiseLimits {
+		l.Hard = min(l.Hard, highest)
+	}
+	l.Soft = min(l.Soft, l.Hard)
+	return l
+}
+
+// ClampOOMScore raises a score to the lowest that the daemon can give. Kubelet asks for
+// scores that a daemon without CAP_SYS_RESOURCE cannot set.
+func (h Facts) ClampOOMScore(adj int) int {
+	adj = max(-1000, min(adj, 1000))
+	if h.MayLowerOOMScore {
+		return adj
+	}
+	return max(adj, h.OOMScoreAdj)
 }

@@ -1,4 +1,7 @@
-package ocispec
+// Package nrispec is the way of specifications to NRI plugins and back: how plugins see pods and
+// containers, and how what they want changed is applied. It keeps no state; all of it may be
+// called concurrently.
+package nrispec
 
 import (
 	"fmt"
@@ -9,45 +12,64 @@ import (
 	"github.com/containerd/nri/pkg/runtime-tools/generate"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 )
+
+// Node is what adjustments draw on.
+type Node struct {
+	Host host.Facts
+	// InjectCDI adds CDI devices to a specification; nil means that CDI is not available.
+	InjectCDI func(*specs.Spec, []string) error
+	// Classes are the configured classes of RDT and block I/O; nil means that there are none.
+	Classes Classes
+}
+
+// Classes returns the classes of resources by their names.
+type Classes interface {
+	RDTClass(name string) (*specs.LinuxIntelRdt, error)
+	BlockIOClass(name string) (*specs.LinuxBlockIO, error)
+}
 
 // Adjust applies to a specification what NRI plugins want changed in a container. The
 // specification is changed in place and of no use after an error. Errors:
 // ErrInvalidArgument, ErrFailedPrecondition for what the host or the configuration cannot do.
-func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+func (n Node) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	if adj == nil {
 		return nil
 	}
-	host := b.host
-	resources, err := NRIResourcesToOCI(adj.GetLinux().GetResources(), host)
+	resources, err := resource.FromNRI(adj.GetLinux().GetResources(), n.Host)
 	if err != nil {
 		return fmt.Errorf("NRI adjustment of resources: %w", err)
 	}
 	fill(spec)
-	if err := b.adjustClasses(spec, adj.GetLinux().GetResources()); err != nil {
+	if err := n.adjustClasses(spec, adj.GetLinux().GetResources()); err != nil {
 		return fmt.Errorf("NRI adjustment: %w", err)
 	}
-	if err := generator(spec, b.opts.InjectCDI).Adjust(withoutOurs(adj)); err != nil {
+	if err := generator(spec, n.InjectCDI).Adjust(withoutOurs(adj)); err != nil {
 		return fmt.Errorf("NRI adjustment: %w", classified(err))
 	}
-	MergeOCIResources(spec.Linux.Resources, resources)
+	resource.Merge(spec.Linux.Resources, resources)
 	for _, l := range adj.GetRlimits() {
-		setRlimit(spec.Process, l.GetType(), host.clampRlimit(l.GetType(), Rlimit{Soft: l.GetSoft(), Hard: l.GetHard()}))
+		process.SetRlimit(spec.Process, l.GetType(), n.Host.ClampRlimit(l.GetType(), host.Rlimit{Soft: l.GetSoft(), Hard: l.GetHard()}))
 	}
 	if adj.GetLinux().GetOomScoreAdj() != nil {
-		spec.Process.OOMScoreAdj = new(host.clampOOMScore(int(adj.GetLinux().GetOomScoreAdj().GetValue())))
+		spec.Process.OOMScoreAdj = new(n.Host.ClampOOMScore(int(adj.GetLinux().GetOomScoreAdj().GetValue())))
 	}
 	if p := adj.GetLinux().GetSeccompPolicy(); p != nil && p.GetDefaultErrno() != nil {
 		spec.Linux.Seccomp.DefaultErrnoRet = new(uint(p.GetDefaultErrno().GetValue()))
 	}
-	return supported(spec, host)
+	return supported(spec, n.Host)
 }
 
 // adjustClasses sets the classes that plugins choose, which replace what annotations chose. An
 // empty name takes a class away; no name leaves it alone.
-func (b *Builder) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
+func (n Node) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
 	block, rdt := r.GetBlockioClass(), r.GetRdtClass()
-	if (block.GetValue() != "" || rdt.GetValue() != "") && b.opts.Classes == nil {
+	if (block.GetValue() != "" || rdt.GetValue() != "") && n.Classes == nil {
 		return fmt.Errorf("block I/O class %q, RDT class %q: no classes are configured: %w", block.GetValue(), rdt.GetValue(), errdefs.ErrFailedPrecondition)
 	}
 	switch {
@@ -55,7 +77,7 @@ func (b *Builder) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
 	case block.GetValue() == "":
 		spec.Linux.Resources.BlockIO = nil
 	default:
-		values, err := b.opts.Classes.BlockIOClass(block.GetValue())
+		values, err := n.Classes.BlockIOClass(block.GetValue())
 		if err != nil {
 			return err
 		}
@@ -66,7 +88,7 @@ func (b *Builder) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
 	case rdt.GetValue() == "":
 		spec.Linux.IntelRdt = nil
 	default:
-		values, err := b.opts.Classes.RDTClass(rdt.GetValue())
+		values, err := n.Classes.RDTClass(rdt.GetValue())
 		if err != nil {
 			return err
 		}
@@ -89,7 +111,7 @@ func fill(spec *specs.Spec) {
 }
 
 // withoutOurs returns an adjustment without the parts that the generator of the NRI module
-// applies wrongly or not at all and that [Adjust] applies itself: cgroup values (it knows
+// applies wrongly or not at all and that [Node.Adjust] applies itself: cgroup values (it knows
 // one of eight memory values and forces swap), limits (it adds a second one of a type) and
 // the out-of-memory score (it knows no lower bound). The mark that a plugin puts before
 // arguments to replace another plugin's is taken off.
@@ -109,17 +131,17 @@ func withoutOurs(adj *nri.ContainerAdjustment) *nri.ContainerAdjustment {
 func generator(spec *specs.Spec, inject func(*specs.Spec, []string) error) *generate.Generator {
 	return generate.SpecGenerator(&editor{spec: spec},
 		generate.WithCDIDeviceInjector(func(s *specs.Spec, names []string) error {
-			return injectCDI(s, names, inject)
+			return device.InjectCDI(s, names, inject)
 		}))
 }
 
 // supported refuses what a specification asks for and the host cannot do, which an OCI
 // runtime would only say when the container starts.
-func supported(spec *specs.Spec, host Host) error {
-	if spec.Linux.IntelRdt != nil && !host.RDT {
+func supported(spec *specs.Spec, on host.Facts) error {
+	if spec.Linux.IntelRdt != nil && !on.RDT {
 		return fmt.Errorf("NRI adjustment: RDT is not mounted on the host: %w", errdefs.ErrFailedPrecondition)
 	}
-	if s := spec.Linux.Seccomp; s != nil && !host.Seccomp {
+	if s := spec.Linux.Seccomp; s != nil && !on.Seccomp {
 		return fmt.Errorf("NRI adjustment: the kernel lacks seccomp: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil
@@ -220,7 +242,7 @@ func (e *editor) AddPostStopHook(h specs.Hook) {
 }
 
 func (e *editor) AddProcessEnv(name, value string) {
-	e.spec.Process.Env = setEnv(e.spec.Process.Env, name+"="+value)
+	e.spec.Process.Env = process.SetEnv(e.spec.Process.Env, name+"="+value)
 }
 
 func (e *editor) ClearProcessEnv() { e.spec.Process.Env = nil }
@@ -290,4 +312,4 @@ func (e *editor) SetLinuxResourcesMemorySwap(v int64) {
 
 func (e *editor) cpu(c specs.LinuxCPU) { e.merge(&specs.LinuxResources{CPU: &c}) }
 
-func (e *editor) merge(r *specs.LinuxResources) { MergeOCIResources(e.spec.Linux.Resources, r) }
+func (e *editor) merge(r *specs.LinuxResources) { resource.Merge(e.spec.Linux.Resources, r) }

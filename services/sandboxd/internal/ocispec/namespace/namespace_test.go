@@ -1,4 +1,4 @@
-package ocispec
+package namespace
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package ocispec
+package nrispec
 
 import (
 	"maps"
@@ -11,11 +11,12 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 )
 
-// PodToNRI returns a pod as NRI plugins see it. Its process id is that of the pod's own
+// Pod returns a pod as NRI plugins see it. Its process id is that of the pod's own
 // init, 0 if it has none; plugins reach its namespaces by their paths.
-func PodToNRI(rec *recordv1.Sandbox) *nri.PodSandbox {
+func Pod(rec *recordv1.Sandbox) *nri.PodSandbox {
 	config := rec.GetConfig()
 	linux := config.GetLinux()
 	overhead, resources := rec.GetOverhead(), rec.GetResources()
@@ -36,8 +37,8 @@ func PodToNRI(rec *recordv1.Sandbox) *nri.PodSandbox {
 		Pid:            rec.GetPid(),
 		Ips:            slices.Clone(rec.GetIps()),
 		Linux: &nri.LinuxPodSandbox{
-			PodOverhead:  CRIToNRIResources(overhead),
-			PodResources: CRIToNRIResources(resources),
+			PodOverhead:  resource.CRIToNRI(overhead),
+			PodResources: resource.CRIToNRI(resources),
 			CgroupParent: linux.GetCgroupParent(),
 			Namespaces:   podNamespaces(rec),
 		},
@@ -50,15 +51,15 @@ func podNamespaces(rec *recordv1.Sandbox) []*nri.LinuxNamespace {
 		paths["network"] = rec.GetNetnsPath()
 	}
 	var out []*nri.LinuxNamespace
-	for _, kind := range sortedKeys(paths) {
+	for _, kind := range slices.Sorted(maps.Keys(paths)) {
 		out = append(out, &nri.LinuxNamespace{Type: kind, Path: paths[kind]})
 	}
 	return out
 }
 
-// ContainerToNRI returns a container as NRI plugins see it, from its record and its
+// Container returns a container as NRI plugins see it, from its record and its
 // specification.
-func ContainerToNRI(rec *recordv1.Container, spec *specs.Spec) *nri.Container {
+func Container(rec *recordv1.Container, spec *specs.Spec) *nri.Container {
 	config := rec.GetConfig()
 	annotations := copied(spec.Annotations)
 	maps.Copy(annotations, config.GetAnnotations())

@@ -1,4 +1,6 @@
-package ocispec
+// Package device gives containers their device nodes and the rules of the device cgroup, and
+// injects devices that are described by CDI. All of it may be called concurrently.
+package device
 
 import (
 	"errors"
@@ -18,32 +20,36 @@ import (
 
 const anyAccess = "rwm"
 
-// devices sets device nodes and the rules of the device cgroup. Rules for the nodes that
-// every container has, such as /dev/null, are the OCI runtime's business.
-func (d *draft) devices() error {
-	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: anyAccess}}
-	if d.privileged() && !d.in.Handler.PrivilegedWithoutHostDevices {
+// None denies everything but the nodes that every container has, such as /dev/null, whose
+// rules are the OCI runtime's business.
+func None() specs.LinuxDeviceCgroup { return specs.LinuxDeviceCgroup{Allow: false, Access: anyAccess} }
+
+// Set sets device nodes and the rules of the device cgroup; ofHost adds all of the host's.
+// Errors: ErrInvalidArgument, ErrNotFound for a device that is not there.
+func Set(spec *specs.Linux, asked []*criv1.Device, ofHost bool) error {
+	rules := []specs.LinuxDeviceCgroup{None()}
+	if ofHost {
 		host, err := oci.HostDevices()
 		if err != nil {
 			return fmt.Errorf("devices of the host: %w", err)
 		}
-		d.spec.Linux.Devices = host
+		spec.Devices = host
 		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Access: anyAccess})
 	}
-	for _, asked := range d.in.Config.GetDevices() {
-		found, err := d.device(asked)
+	for _, asked := range asked {
+		found, err := device(asked)
 		if err != nil {
 			return fmt.Errorf("device %q: %w", asked.GetHostPath(), err)
 		}
 		for _, dev := range found {
-			d.spec.Linux.Devices = slices.DeleteFunc(d.spec.Linux.Devices, func(have specs.LinuxDevice) bool { return have.Path == dev.Path })
-			d.spec.Linux.Devices = append(d.spec.Linux.Devices, dev)
+			spec.Devices = slices.DeleteFunc(spec.Devices, func(have specs.LinuxDevice) bool { return have.Path == dev.Path })
+			spec.Devices = append(spec.Devices, dev)
 			rules = append(rules, specs.LinuxDeviceCgroup{
 				Allow: true, Type: dev.Type, Major: new(dev.Major), Minor: new(dev.Minor), Access: accessOf(asked),
 			})
 		}
 	}
-	d.spec.Linux.Resources.Devices = append(rules, d.spec.Linux.Resources.Devices...)
+	spec.Resources.Devices = append(rules, spec.Resources.Devices...)
 	return nil
 }
 
@@ -55,7 +61,7 @@ func accessOf(asked *criv1.Device) string {
 }
 
 // device finds the device nodes of a request: one, or all in a folder, nested ones too.
-func (d *draft) device(asked *criv1.Device) ([]specs.LinuxDevice, error) {
+func device(asked *criv1.Device) ([]specs.LinuxDevice, error) {
 	if strings.Trim(asked.GetPermissions(), anyAccess) != "" {
 		return nil, fmt.Errorf("permissions %q: %w", asked.GetPermissions(), errdefs.ErrInvalidArgument)
 	}

@@ -1,4 +1,6 @@
-package ocispec
+// Package resource turns what containers may use between the forms of CRI, NRI and OCI, and
+// merges changes. It is pure.
+package resource
 
 import (
 	"cmp"
@@ -13,6 +15,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 )
 
 // CgroupsPath returns the cgroup of a container as an OCI specification has it. parent is
@@ -31,25 +35,12 @@ func CgroupsPath(parent, id string, systemd bool) string {
 	return slice + ":crisp:" + id
 }
 
-// resources sets the container's cgroup values.
-func (d *draft) resources() error {
-	r, err := ResourcesToOCI(d.in.Config.GetLinux().GetResources(), d.host)
-	if err != nil {
-		return err
-	}
-	if d.spec.Linux.Resources == nil {
-		d.spec.Linux.Resources = &specs.LinuxResources{}
-	}
-	MergeOCIResources(d.spec.Linux.Resources, r)
-	return nil
-}
-
-// ResourcesToOCI returns CRI resources in OCI's form; a zero field is left out. A memory
+// FromCRI returns CRI resources in OCI's form; a zero field is left out. A memory
 // limit limits swap to the same, so that containers do not swap unless asked to, where the
 // host can limit swap. Limits of huge pages are left out where the host cannot set them,
 // because kubelet sends them always. Errors: ErrInvalidArgument for negative values,
 // ErrFailedPrecondition for unified values without cgroup v2.
-func ResourcesToOCI(r *criv1.LinuxContainerResources, host Host) (*specs.LinuxResources, error) {
+func FromCRI(r *criv1.LinuxContainerResources, on host.Facts) (*specs.LinuxResources, error) {
 	out := &specs.LinuxResources{}
 	if r == nil {
 		return out, nil
@@ -57,7 +48,7 @@ func ResourcesToOCI(r *criv1.LinuxContainerResources, host Host) (*specs.LinuxRe
 	if r.GetCpuPeriod() < 0 || r.GetCpuShares() < 0 {
 		return nil, fmt.Errorf("negative cpu period or shares: %w", errdefs.ErrInvalidArgument)
 	}
-	if len(r.GetUnified()) > 0 && !host.CgroupV2 {
+	if len(r.GetUnified()) > 0 && !on.CgroupV2 {
 		return nil, fmt.Errorf("unified resources need cgroup v2: %w", errdefs.ErrFailedPrecondition)
 	}
 	out.CPU = &specs.LinuxCPU{
@@ -68,10 +59,10 @@ func ResourcesToOCI(r *criv1.LinuxContainerResources, host Host) (*specs.LinuxRe
 		Mems:   r.GetCpusetMems(),
 	}
 	out.Memory = &specs.LinuxMemory{Limit: set(r.GetMemoryLimitInBytes())}
-	if host.Swap {
+	if on.Swap {
 		out.Memory.Swap = set(swapLimit(r.GetMemoryLimitInBytes(), r.GetMemorySwapLimitInBytes()))
 	}
-	if host.Hugetlb {
+	if on.Hugetlb {
 		for _, l := range r.GetHugepageLimits() {
 			out.HugepageLimits = append(out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
 		}
@@ -89,17 +80,17 @@ func swapLimit(memory, swap int64) int64 {
 	return max(swap, memory)
 }
 
-// NRIResourcesToOCI returns an NRI plugin's resources in OCI's form; what the plugin does
+// FromNRI returns an NRI plugin's resources in OCI's form; what the plugin does
 // not set is left out. Block I/O and RDT classes have no place in it: the one is values that
-// [Builder.Adjust] looks up, the other is outside of the resources. Errors: as [ResourcesToOCI].
-func NRIResourcesToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources, error) {
+// who adjusts a container looks up, the other is outside of the resources. Errors: as [FromCRI].
+func FromNRI(r *nri.LinuxResources, on host.Facts) (*specs.LinuxResources, error) {
 	if r == nil {
 		return &specs.LinuxResources{}, nil
 	}
-	if len(r.GetUnified()) > 0 && !host.CgroupV2 {
+	if len(r.GetUnified()) > 0 && !on.CgroupV2 {
 		return nil, fmt.Errorf("unified resources need cgroup v2: %w", errdefs.ErrFailedPrecondition)
 	}
-	if len(r.GetHugepageLimits()) > 0 && !host.Hugetlb {
+	if len(r.GetHugepageLimits()) > 0 && !on.Hugetlb {
 		return nil, fmt.Errorf("huge page limits need the hugetlb controller: %w", errdefs.ErrFailedPrecondition)
 	}
 	out := r.ToOCI()
@@ -109,24 +100,24 @@ func NRIResourcesToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources,
 	if limit := out.Memory.Limit; limit != nil && *limit == 0 {
 		out.Memory.Limit = nil // zero is how plugins leave it alone
 	}
-	if host.Swap && out.Memory.Limit != nil && out.Memory.Swap == nil {
+	if on.Swap && out.Memory.Limit != nil && out.Memory.Swap == nil {
 		out.Memory.Swap = new(*out.Memory.Limit)
 	}
 	return tidy(out), nil
 }
 
-// NRIUpdateToOCI is [NRIResourcesToOCI] for a container that is there already. Its classes
+// UpdateFromNRI is [FromNRI] for a container that is there already. Its classes
 // are fixed: OCI runtimes have no way to change them. Errors: ErrFailedPrecondition for a class.
-func NRIUpdateToOCI(r *nri.LinuxResources, host Host) (*specs.LinuxResources, error) {
+func UpdateFromNRI(r *nri.LinuxResources, on host.Facts) (*specs.LinuxResources, error) {
 	if r.GetBlockioClass() != nil || r.GetRdtClass() != nil {
 		return nil, fmt.Errorf("block I/O class %q, RDT class %q: a class can only be chosen when the container is created: %w",
 			r.GetBlockioClass().GetValue(), r.GetRdtClass().GetValue(), errdefs.ErrFailedPrecondition)
 	}
-	return NRIResourcesToOCI(r, host)
+	return FromNRI(r, on)
 }
 
-// MergeOCIResources sets in dst every value that src has. Device rules are added.
-func MergeOCIResources(dst, src *specs.LinuxResources) {
+// Merge sets in dst every value that src has. Device rules are added.
+func Merge(dst, src *specs.LinuxResources) {
 	if src == nil {
 		return
 	}
@@ -180,8 +171,8 @@ func mergeMemory(dst, src *specs.LinuxMemory) {
 	pick(&dst.CheckBeforeUpdate, src.CheckBeforeUpdate)
 }
 
-// MergeResources returns old with every value of update set that is not zero.
-func MergeResources(old, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
+// MergeCRI returns old with every value of update set that is not zero.
+func MergeCRI(old, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {
 	out := &criv1.LinuxContainerResources{}
 	if old != nil {
 		out = proto.CloneOf(old)
@@ -204,11 +195,11 @@ func MergeResources(old, update *criv1.LinuxContainerResources) *criv1.LinuxCont
 	return out
 }
 
-// NRIToCRIResources returns what of an NRI plugin's resources CRI can express; the rest is
-// zero. Together with [MergeResources] it keeps the status of a container true. A swap limit
+// NRIToCRI returns what of an NRI plugin's resources CRI can express; the rest is
+// zero. Together with [MergeCRI] it keeps the status of a container true. A swap limit
 // that is no more than what the memory limit alone gives is left out, so that it follows
 // later changes of the memory limit.
-func NRIToCRIResources(r *nri.LinuxResources) *criv1.LinuxContainerResources {
+func NRIToCRI(r *nri.LinuxResources) *criv1.LinuxContainerResources {
 	out := &criv1.LinuxContainerResources{
 		CpuPeriod:              signed(r.GetCpu().GetPeriod().GetValue()),
 		CpuQuota:               r.GetCpu().GetQuota().GetValue(),
@@ -228,8 +219,8 @@ func NRIToCRIResources(r *nri.LinuxResources) *criv1.LinuxContainerResources {
 	return out
 }
 
-// CRIToNRIResources returns CRI resources in NRI's form; nil stays nil.
-func CRIToNRIResources(r *criv1.LinuxContainerResources) *nri.LinuxResources {
+// CRIToNRI returns CRI resources in NRI's form; nil stays nil.
+func CRIToNRI(r *criv1.LinuxContainerResources) *nri.LinuxResources {
 	if r == nil {
 		return nil
 	}
@@ -284,5 +275,3 @@ func pick[T any](dst **T, src *T) {
 		*dst = src
 	}
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

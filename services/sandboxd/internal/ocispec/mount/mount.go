@@ -1,4 +1,7 @@
-package ocispec
+// Package mount gives containers their mounts. It looks at the sources on the node, and may make
+// a missing one as a folder, which it tells of so that it can be undone. All of it may be called
+// concurrently.
+package mount
 
 import (
 	"errors"
@@ -14,7 +17,55 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/security"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
+
+// Policy is what the node can do and does about sources that are missing.
+type Policy struct {
+	Security security.Policy
+	// RejectMissing makes a missing source an error.
+	RejectMissing bool
+}
+
+// Request is what the mounts of a container are made from.
+type Request struct {
+	// Config is the container's configuration, SELinux its options in force, nil for none.
+	Config  *criv1.ContainerConfig
+	SELinux *criv1.SELinuxOption
+	// Volumes are mounts for the volumes that the image declares. The ones of the request
+	// win over them.
+	Volumes []*criv1.Mount
+	// ImageMounts are the folders in which image volumes are mounted on the node, by
+	// container path of the CRI mount that asks for them.
+	ImageMounts map[string]string
+	// Files are the pod's files to mount.
+	Files pod.SandboxFiles
+	// OwnIPC is true if the pod has an IPC namespace of its own.
+	OwnIPC bool
+}
+
+// Set sets the mounts of a specification that has its mappings of users already. It returns the
+// folders that were made for missing sources, parents last, also with an error. Errors:
+// ErrInvalidArgument, ErrFailedPrecondition for what the host cannot do, ErrNotFound for a
+// missing source.
+func (p Policy) Set(spec *specs.Spec, req Request) (created []string, err error) {
+	d := &draft{Policy: p, in: req, spec: spec, sc: req.Config.GetLinux().GetSecurityContext()}
+	err = d.mounts()
+	return d.created, err
+}
+
+// draft is the mounts in the making.
+type draft struct {
+	Policy
+
+	in      Request
+	spec    *specs.Spec
+	sc      *criv1.LinuxContainerSecurityContext
+	created []string
+}
 
 // mounts sets the mounts. The request's mounts win over the image's volumes, these over the
 // pod's files, and all of them over the default ones. Parents come before what lies below
@@ -75,7 +126,7 @@ func depth(p string) int { return strings.Count(path.Clean(p), "/") }
 // defaultMounts are the kernel's file systems in a container.
 func (d *draft) defaultMounts() []specs.Mount {
 	access := "ro"
-	if d.privileged() {
+	if d.sc.GetPrivileged() {
 		access = "rw"
 	}
 	sys := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
@@ -84,7 +135,7 @@ func (d *draft) defaultMounts() []specs.Mount {
 		sys = specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", access}}
 	}
 	queues := []specs.Mount{{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}}}
-	if len(d.spec.Linux.UIDMappings) > 0 && d.in.Namespaces[string(specs.IPCNamespace)] == "" {
+	if len(d.spec.Linux.UIDMappings) > 0 && !d.in.OwnIPC {
 		// So can message queues only by who owns the IPC namespace.
 		queues = nil
 		if exists("/dev/mqueue") {
@@ -158,8 +209,8 @@ func (d *draft) mount(m *criv1.Mount) (specs.Mount, error) {
 	if err != nil {
 		return specs.Mount{}, err
 	}
-	if m.GetSelinuxRelabel() {
-		if err := d.relabel(source); err != nil {
+	if m.GetSelinuxRelabel() && !d.sc.GetPrivileged() {
+		if err := d.Security.Relabel(source, d.in.SELinux); err != nil {
 			return specs.Mount{}, err
 		}
 	}
@@ -172,7 +223,7 @@ func (d *draft) mount(m *criv1.Mount) (specs.Mount, error) {
 	}
 	out := specs.Mount{Destination: target, Type: "bind", Source: source, Options: options}
 	if m.GetImage() == nil { // the layers of an image are mapped already
-		out.UIDMappings, out.GIDMappings = idMappings(m.GetUidMappings()), idMappings(m.GetGidMappings())
+		out.UIDMappings, out.GIDMappings = namespace.IDMappings(m.GetUidMappings()), namespace.IDMappings(m.GetGidMappings())
 	}
 	return out, nil
 }
@@ -184,7 +235,7 @@ func (d *draft) access(m *criv1.Mount) (string, error) {
 		if !m.GetReadonly() || m.GetPropagation() != criv1.MountPropagation_PROPAGATION_PRIVATE {
 			return "", fmt.Errorf("recursive read-only needs read-only and private propagation: %w", errdefs.ErrInvalidArgument)
 		}
-		if !d.host.RecursiveReadOnly {
+		if !d.Security.Host.RecursiveReadOnly {
 			return "", fmt.Errorf("the kernel cannot make mounts recursively read-only: %w", errdefs.ErrFailedPrecondition)
 		}
 		return "rro", nil
@@ -218,7 +269,7 @@ func (d *draft) source(m *criv1.Mount) (string, error) {
 	if _, err := os.Lstat(host); err == nil {
 		return "", fmt.Errorf("host path %q is a link to nothing: %w", host, errdefs.ErrInvalidArgument)
 	}
-	if d.opts.RejectMissingMountSources {
+	if d.RejectMissing {
 		return "", fmt.Errorf("host path %q: %w", host, errdefs.ErrNotFound)
 	}
 	if err := d.makeFolder(filepath.Clean(host)); err != nil {
@@ -233,7 +284,7 @@ func (d *draft) makeFolder(folder string) error {
 	for p := folder; !exists(p); p = filepath.Dir(p) {
 		missing = append(missing, p)
 	}
-	d.result.CreatedPaths = append(missing, d.result.CreatedPaths...)
+	d.created = append(missing, d.created...)
 	return os.MkdirAll(folder, 0o755)
 }
 
@@ -279,4 +330,9 @@ func propagates(source string, properties ...string) error {
 		}
 	}
 	return fmt.Errorf("%q lies on mount %q, which does not propagate as asked: %w", source, on.Mountpoint, errdefs.ErrFailedPrecondition)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

@@ -1,4 +1,4 @@
-package ocispec
+package process
 
 import (
 	"bytes"
@@ -12,35 +12,46 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// user sets user and groups of the first process.
-func (d *draft) user() error {
-	name, group, err := userAndGroup(d.sc, d.in.Image.Config.User)
+// SetUser sets user and groups of the first process and returns them in CRI's form. imageUser
+// is what the image says, accounts are the image's. Errors: ErrInvalidArgument.
+func SetUser(p *specs.Process, sc *criv1.LinuxContainerSecurityContext, imageUser string, of pod.Accounts) (*criv1.ContainerUser, error) {
+	name, group, err := userAndGroup(sc, imageUser)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	accounts := accounts{passwd: d.in.Accounts.Passwd, group: d.in.Accounts.Group}
+	accounts := accounts{passwd: of.Passwd, group: of.Group}
 	uid, gid, login, err := accounts.lookUp(name, group)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	groups := []uint32{gid}
-	if d.sc.GetSupplementalGroupsPolicy() == criv1.SupplementalGroupsPolicy_Merge {
+	if sc.GetSupplementalGroupsPolicy() == criv1.SupplementalGroupsPolicy_Merge {
 		for _, g := range accounts.groupsOf(login) {
 			groups = appendNew(groups, g)
 		}
 	}
-	for _, g := range d.sc.GetSupplementalGroups() {
+	groups, err = supplemental(groups, sc.GetSupplementalGroups())
+	if err != nil {
+		return nil, err
+	}
+	p.User = specs.User{UID: uid, GID: gid, AdditionalGids: groups, Umask: p.User.Umask}
+	return containerUser(p.User), nil
+}
+
+// supplemental adds the groups that a request lists.
+func supplemental(groups []uint32, asked []int64) ([]uint32, error) {
+	for _, g := range asked {
 		n, err := accountID(g)
 		if err != nil {
-			return fmt.Errorf("supplemental group %d: %w", g, err)
+			return nil, fmt.Errorf("supplemental group %d: %w", g, err)
 		}
 		groups = appendNew(groups, n)
 	}
-	d.spec.Process.User = specs.User{UID: uid, GID: gid, AdditionalGids: groups, Umask: d.spec.Process.User.Umask}
-	d.result.User = containerUser(d.spec.Process.User)
-	return nil
+	return groups, nil
 }
 
 // containerUser is a user in CRI's form.
@@ -182,4 +193,33 @@ func appendNew(list []uint32, n uint32) []uint32 {
 		return list
 	}
 	return append(list, n)
+}
+
+// InitUser is the user of the pod's own process. It has no image that could name one.
+// Errors: ErrInvalidArgument.
+func InitUser(sc *criv1.LinuxSandboxSecurityContext) (specs.User, error) {
+	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
+		return specs.User{}, fmt.Errorf("group %d is given without a user: %w", sc.GetRunAsGroup().GetValue(), errdefs.ErrInvalidArgument)
+	}
+	var out specs.User
+	for _, id := range []struct {
+		what  string
+		asked *criv1.Int64Value
+		to    *uint32
+	}{{"user", sc.GetRunAsUser(), &out.UID}, {"group", sc.GetRunAsGroup(), &out.GID}} {
+		if id.asked == nil {
+			continue
+		}
+		n, err := accountID(id.asked.GetValue())
+		if err != nil {
+			return specs.User{}, fmt.Errorf("%s %d: %w", id.what, id.asked.GetValue(), err)
+		}
+		*id.to = n
+	}
+	groups, err := supplemental(nil, sc.GetSupplementalGroups())
+	if err != nil {
+		return specs.User{}, err
+	}
+	out.AdditionalGids = groups
+	return out, nil
 }

@@ -1,4 +1,4 @@
-package ocispec
+package nrispec
 
 import (
 	"errors"
@@ -14,27 +14,75 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"pgregory.net/rapid"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 )
 
+// testHost is a host with fixed facts.
+func testHost() host.Facts {
+	return host.Facts{Seccomp: true, Swap: true, OOMScoreAdj: -500, HardLimits: map[string]uint64{"RLIMIT_NOFILE": 20000}}
+}
+
 // adjustable is a specification with something to change everywhere.
-func adjustable(t *testing.T) *specs.Spec {
-	t.Helper()
-	in := input()
-	in.Config.Envs = []*criv1.KeyValue{{Key: "OLD", Value: []byte("1")}, {Key: "GONE", Value: []byte("1")}}
-	in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", ContainerPath: "/dev/old"}}
-	in.Config.Linux.Resources = &criv1.LinuxContainerResources{CpuShares: 100, MemoryLimitInBytes: 1 << 20}
-	o := Options{Rlimits: map[string]Rlimit{"RLIMIT_NOFILE": {Soft: 10, Hard: 20}}}
-	spec, _ := build(t, testHost(), o, in)
-	return spec
+func adjustable() *specs.Spec {
+	ptr := func(v int64) *int64 { return &v }
+	shares := uint64(100)
+	return &specs.Spec{
+		Process: &specs.Process{
+			Args: []string{"/bin/app"}, Env: []string{"OLD=1", "GONE=1"},
+			Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 10, Hard: 20}},
+		},
+		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc"}, {Destination: "/dev/mqueue", Type: "mqueue"}},
+		Annotations: map[string]string{"io.kubernetes.cri.image-name": "app"},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{{Type: "mount"}, {Type: "ipc", Path: "/run/ns/ipc"}, {Type: "uts", Path: "/run/ns/uts"}},
+			Devices:    []specs.LinuxDevice{{Path: "/dev/old", Type: "c", Major: 1, Minor: 3}},
+			Resources: &specs.LinuxResources{
+				Devices: []specs.LinuxDeviceCgroup{
+					{Access: "rwm"}, {Allow: true, Type: "c", Major: ptr(1), Minor: ptr(3), Access: "rwm"},
+				},
+				Memory: &specs.LinuxMemory{Limit: ptr(1 << 20), Swap: ptr(1 << 20)},
+				CPU:    &specs.LinuxCPU{Shares: &shares},
+			},
+		},
+	}
+}
+
+// noClasses refuses every class, knownClasses makes one of every name.
+type (
+	noClasses    struct{}
+	knownClasses struct{}
+)
+
+func (noClasses) RDTClass(string) (*specs.LinuxIntelRdt, error) {
+	return nil, errdefs.ErrInvalidArgument
+}
+
+func (noClasses) BlockIOClass(string) (*specs.LinuxBlockIO, error) {
+	return nil, errdefs.ErrInvalidArgument
+}
+
+func (knownClasses) RDTClass(name string) (*specs.LinuxIntelRdt, error) {
+	return &specs.LinuxIntelRdt{ClosID: name}, nil
+}
+
+func (knownClasses) BlockIOClass(name string) (*specs.LinuxBlockIO, error) {
+	return &specs.LinuxBlockIO{Weight: new(uint16(len(name)))}, nil
+}
+
+func destinations(spec *specs.Spec) []string {
+	var out []string
+	for _, m := range spec.Mounts {
+		out = append(out, m.Destination)
+	}
+	return out
 }
 
 func TestAdjust(t *testing.T) {
 	t.Parallel()
-	spec := adjustable(t)
-	err := New(testHost(), Options{}).Adjust(spec, &nri.ContainerAdjustment{
+	spec := adjustable()
+	err := Node{Host: testHost()}.Adjust(spec, &nri.ContainerAdjustment{
 		Annotations: map[string]string{"new.io/a": "1", "-io.kubernetes.cri.image-name": ""},
 		Env:         []*nri.KeyValue{{Key: "OLD", Value: "2"}, {Key: "-GONE"}, {Key: "NEW", Value: "3"}},
 		Args:        []string{"", "/bin/other", "x"},
@@ -83,7 +131,7 @@ func checkAdjusted(t *testing.T, spec *specs.Spec) {
 	if _, ok := spec.Annotations["io.kubernetes.cri.image-name"]; ok {
 		t.Error("a removed annotation is there")
 	}
-	if d := destinationsOf(spec); !slices.Contains(d, "/m") || slices.Contains(d, "/dev/mqueue") {
+	if d := destinations(spec); !slices.Contains(d, "/m") || slices.Contains(d, "/dev/mqueue") {
 		t.Errorf("mounts %v", d)
 	}
 	same("hooks", []specs.Hook{{Path: "/h1"}}, spec.Hooks.CreateRuntime)
@@ -116,8 +164,8 @@ func checkAdjusted(t *testing.T, spec *specs.Spec) {
 func TestAdjustByNothingChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, adj := range []*nri.ContainerAdjustment{nil, {}, {Linux: &nri.LinuxContainerAdjustment{Resources: &nri.LinuxResources{}, Rdt: &nri.LinuxRdt{}}}} {
-		want, got := adjustable(t), adjustable(t)
-		if err := New(testHost(), Options{}).Adjust(got, adj); err != nil {
+		want, got := adjustable(), adjustable()
+		if err := (Node{Host: testHost()}).Adjust(got, adj); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -133,21 +181,21 @@ func TestAdjustRefuses(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		adj  *nri.ContainerAdjustment
-		opts Options
+		node Node
 		want error
 	}{
-		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Options{}, errdefs.ErrFailedPrecondition},
-		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{}, errdefs.ErrFailedPrecondition},
-		"unknown block I/O":  {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Options{Classes: noClasses{}}, errdefs.ErrInvalidArgument},
-		"unknown RDT class":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{Classes: noClasses{}}, errdefs.ErrInvalidArgument},
-		"RDT class, no RDT":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Options{Classes: knownClasses{}}, errdefs.ErrFailedPrecondition},
-		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), Options{}, errdefs.ErrFailedPrecondition},
-		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), Options{}, errdefs.ErrFailedPrecondition},
-		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, Options{}, errdefs.ErrFailedPrecondition},
-		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Options{}, errdefs.ErrFailedPrecondition},
-		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Options{}, errdefs.ErrInvalidArgument},
+		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"unknown block I/O":  {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument},
+		"unknown RDT class":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument},
+		"RDT class, no RDT":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: knownClasses{}}, errdefs.ErrFailedPrecondition},
+		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
+		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Node{Host: testHost()}, errdefs.ErrInvalidArgument},
 	} {
-		if err := New(testHost(), tt.opts).Adjust(adjustable(t), tt.adj); !errors.Is(err, tt.want) {
+		if err := tt.node.Adjust(adjustable(), tt.adj); !errors.Is(err, tt.want) {
 			t.Errorf("%s: error %v, want %v", name, err, tt.want)
 		}
 	}
@@ -158,8 +206,8 @@ func TestAdjustClasses(t *testing.T) {
 	t.Parallel()
 	h := testHost()
 	h.RDT = true
-	b := New(h, Options{Classes: knownClasses{}})
-	spec := adjustable(t)
+	b := Node{Host: h, Classes: knownClasses{}}
+	spec := adjustable()
 	spec.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: "of-the-pod"}
 	choose := func(block, rdt any) {
 		t.Helper()
@@ -184,131 +232,26 @@ func TestAdjustClasses(t *testing.T) {
 	}
 }
 
-func TestClassesOfAContainerThatIsThereAreFixed(t *testing.T) {
-	t.Parallel()
-	for _, r := range []*nri.LinuxResources{{BlockioClass: nri.String("fast")}, {RdtClass: nri.String("")}} {
-		if _, err := NRIUpdateToOCI(r, testHost()); !errors.Is(err, errdefs.ErrFailedPrecondition) {
-			t.Errorf("%v: error %v", r, err)
-		}
-	}
-}
-
 func TestAdjustInjectsCDI(t *testing.T) {
 	t.Parallel()
-	spec := adjustable(t)
+	spec := adjustable()
 	inject := func(s *specs.Spec, names []string) error {
 		s.Process.Env = append(s.Process.Env, "CDI="+strings.Join(names, ","))
 		return nil
 	}
-	err := New(testHost(), Options{InjectCDI: inject}).Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}})
+	err := Node{Host: testHost(), InjectCDI: inject}.Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}})
 	if err != nil || !slices.Contains(spec.Process.Env, "CDI=a,b") {
 		t.Errorf("%v: %v", err, spec.Process.Env)
 	}
 }
 
-func TestUnlimitedPids(t *testing.T) {
+func TestPod(t *testing.T) {
 	t.Parallel()
-	r, err := NRIResourcesToOCI(&nri.LinuxResources{Pids: &nri.LinuxPids{Limit: -1}}, testHost())
-	if err != nil || r.Pids == nil || *r.Pids.Limit != -1 {
-		t.Errorf("%+v, %v", r.Pids, err)
-	}
-}
-
-func TestResourcesToOCI(t *testing.T) {
-	t.Parallel()
-	ptr := func(v int64) *int64 { return &v }
-	for _, tt := range []struct {
-		name string
-		in   *criv1.LinuxContainerResources
-		swap bool
-		want *specs.LinuxResources
-	}{
-		{"nothing", nil, true, &specs.LinuxResources{}},
-		{"memory", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(5)}}},
-		{"memory without swap control", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 9}, false, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5)}}},
-		{"swap", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 9}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(9)}}},
-		{"swap below memory", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: 3}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(5)}}},
-		{"swap without limit", &criv1.LinuxContainerResources{MemoryLimitInBytes: 5, MemorySwapLimitInBytes: -1}, true, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: ptr(5), Swap: ptr(-1)}}},
-		{"huge pages that cannot be limited", &criv1.LinuxContainerResources{HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB"}}}, true, &specs.LinuxResources{}},
-		{"processor", &criv1.LinuxContainerResources{CpuQuota: -1}, true, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: ptr(-1)}}},
-	} {
-		h := testHost()
-		h.Swap = tt.swap
-		got, err := ResourcesToOCI(tt.in, h)
-		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
-			t.Errorf("%s: %v (-want +got):\n%s", tt.name, err, diff)
-		}
-	}
-}
-
-func TestMergeResources(t *testing.T) {
-	t.Parallel()
-	old := &criv1.LinuxContainerResources{
-		CpuShares: 1, MemoryLimitInBytes: 2, CpusetCpus: "0", OomScoreAdj: 3, Unified: map[string]string{"a": "1", "b": "1"},
-		HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 1}},
-	}
-	update := &criv1.LinuxContainerResources{
-		MemoryLimitInBytes: 5, Unified: map[string]string{"b": "2"}, HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 0}, {PageSize: "4MB", Limit: 4}},
-	}
-	want := &criv1.LinuxContainerResources{
-		CpuShares: 1, MemoryLimitInBytes: 5, CpusetCpus: "0", OomScoreAdj: 3, Unified: map[string]string{"a": "1", "b": "2"},
-		HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB", Limit: 0}, {PageSize: "1GB", Limit: 1}, {PageSize: "4MB", Limit: 4}},
-	}
-	if diff := cmp.Diff(want, MergeResources(old, update), protocmp.Transform()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if old.GetMemoryLimitInBytes() != 2 || old.GetUnified()["b"] != "1" || old.GetHugepageLimits()[0].GetLimit() != 1 {
-		t.Errorf("the old values were changed: %v", old)
-	}
-	if diff := cmp.Diff(old, MergeResources(old, nil), protocmp.Transform()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(old, MergeResources(nil, old), protocmp.Transform()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// TestResourcesSurviveTheWayThroughNRI makes resources, looks at them as a plugin does and
-// takes over what it saw.
-func TestResourcesSurviveTheWayThroughNRI(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		number := rapid.Int64Range(0, 1<<40)
-		in := &criv1.LinuxContainerResources{
-			CpuPeriod: number.Draw(t, "period"), CpuQuota: number.Draw(t, "quota"), CpuShares: number.Draw(t, "shares"),
-			MemoryLimitInBytes: number.Draw(t, "memory"), CpusetCpus: rapid.StringMatching("[0-9]?").Draw(t, "cpus"),
-		}
-		seen := CRIToNRIResources(in)
-		if diff := cmp.Diff(in, NRIToCRIResources(seen), protocmp.Transform()); diff != "" {
-			t.Fatalf("(-want +got):\n%s", diff)
-		}
-		fromCRI, err := ResourcesToOCI(in, testHost())
-		if err != nil {
-			t.Fatal(err)
-		}
-		fromNRI, err := NRIResourcesToOCI(seen, testHost())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(fromCRI, fromNRI); diff != "" {
-			t.Fatalf("(-cri +nri):\n%s", diff)
-		}
-		merged := &specs.LinuxResources{}
-		MergeOCIResources(merged, fromCRI)
-		MergeOCIResources(merged, fromCRI)
-		if diff := cmp.Diff(fromCRI, merged); diff != "" {
-			t.Fatalf("merging twice (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestPodToNRI(t *testing.T) {
-	t.Parallel()
-	config := input().SandboxConfig
+	config := &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1"}, Linux: &criv1.LinuxPodSandboxConfig{}}
 	config.Labels = map[string]string{"l": "1"}
 	config.Linux.CgroupParent = "/kubepods/pod1"
 	config.Linux.Overhead = &criv1.LinuxContainerResources{MemoryLimitInBytes: 7}
-	got := PodToNRI(&recordv1.Sandbox{
+	got := Pod(&recordv1.Sandbox{
 		Id: "id", Config: config, RuntimeHandler: "runc", NetnsPath: "/run/ns/net", Ips: []string{"10.0.0.1"}, Pid: 7,
 		Namespaces: map[string]string{"ipc": "/run/ns/ipc"},
 	})
@@ -325,15 +268,15 @@ func TestPodToNRI(t *testing.T) {
 	}
 }
 
-func TestContainerToNRI(t *testing.T) {
+func TestContainer(t *testing.T) {
 	t.Parallel()
-	spec := adjustable(t)
-	in := input()
-	in.Config.Image = &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "app:1"}
-	in.Config.Annotations = map[string]string{"own": "1"}
+	spec := adjustable()
+	config := &criv1.ContainerConfig{Metadata: &criv1.ContainerMetadata{Name: "app"}}
+	config.Image = &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "app:1"}
+	config.Annotations = map[string]string{"own": "1"}
 	at := time.Unix(5, 6)
-	got := ContainerToNRI(&recordv1.Container{
-		Id: "id", SandboxId: "pod", State: recordv1.ContainerState_CONTAINER_STATE_EXITED, Config: in.Config,
+	got := Container(&recordv1.Container{
+		Id: "id", SandboxId: "pod", State: recordv1.ContainerState_CONTAINER_STATE_EXITED, Config: config,
 		CreatedAt: timestamppb.New(at), ExitCode: 3, Reason: "Error", ImageId: "sha256:1", ImageRef: "app@sha256:2",
 	}, spec)
 	if got.GetState() != nri.ContainerState_CONTAINER_STOPPED || got.GetCreatedAt() != at.UnixNano() || got.GetStartedAt() != 0 ||
@@ -343,14 +286,14 @@ func TestContainerToNRI(t *testing.T) {
 	if i := got.GetImage(); i.GetName() != "app:1" || i.GetDigest() != "sha256:2" || i.GetConfigDigest() != "sha256:1" {
 		t.Errorf("image %v", i)
 	}
-	if got.GetAnnotations()["own"] != "1" || got.GetAnnotations()[annotationType] != typeContainer {
+	if got.GetAnnotations()["own"] != "1" || got.GetAnnotations()["io.kubernetes.cri.image-name"] != "app" {
 		t.Errorf("annotations %v", got.GetAnnotations())
 	}
 	if got.GetLinux().GetResources().GetMemory().GetLimit().GetValue() != 1<<20 || len(got.GetMounts()) != len(spec.Mounts) ||
 		len(got.GetLinux().GetDevices()) != 1 || got.GetRlimits()[0].GetHard() != 20 || !slices.Equal(got.GetArgs(), spec.Process.Args) {
 		t.Errorf("container %v", got)
 	}
-	empty := ContainerToNRI(&recordv1.Container{}, &specs.Spec{})
+	empty := Container(&recordv1.Container{}, &specs.Spec{})
 	if empty.GetState() != nri.ContainerState_CONTAINER_UNKNOWN {
 		t.Errorf("empty %v", empty)
 	}

@@ -1,4 +1,4 @@
-package ocispec
+package process
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	capability "github.com/containerd/containerd/v2/pkg/cap"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 const allCapabilities = "ALL"
@@ -19,45 +20,46 @@ var defaultCapabilities = []string{
 	"CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// capabilities sets what the first process may do. ALL stands for what the daemon itself
-// could have. Dropping one that was added by name wins over adding it.
-func (d *draft) capabilities() error {
-	asked := d.sc.GetCapabilities()
-	if d.privileged() {
-		d.setCapabilities(d.host.Capabilities, nil)
+// SetCapabilities sets what the first process may do. own is what the daemon itself could
+// have, which ALL stands for. Dropping one that was added by name wins over adding it. Errors:
+// ErrInvalidArgument for an unknown name, ErrFailedPrecondition for one that is not in own.
+func SetCapabilities(p *specs.Process, sc *criv1.LinuxContainerSecurityContext, own []string) error {
+	asked := sc.GetCapabilities()
+	if sc.GetPrivileged() {
+		p.Capabilities = capabilitySets(own, nil)
 		return nil
 	}
-	add, err := d.names(asked.GetAddCapabilities(), true)
+	add, err := names(asked.GetAddCapabilities(), own)
 	if err != nil {
 		return err
 	}
-	ambient, err := d.names(asked.GetAddAmbientCapabilities(), true)
+	ambient, err := names(asked.GetAddAmbientCapabilities(), own)
 	if err != nil {
 		return err
 	}
-	drop, err := d.names(asked.GetDropCapabilities(), false)
+	drop, err := names(asked.GetDropCapabilities(), capability.Known())
 	if err != nil {
 		return err
 	}
 	have := slices.DeleteFunc(slices.Clone(defaultCapabilities), func(c string) bool {
-		return !slices.Contains(d.host.Capabilities, c)
+		return !slices.Contains(own, c)
 	})
 	if slices.Contains(add, allCapabilities) {
-		have = slices.Clone(d.host.Capabilities)
+		have = slices.Clone(own)
 	}
 	if slices.Contains(drop, allCapabilities) {
 		have = nil
 	}
 	have = union(have, add, ambient)
 	dropped := func(c string) bool { return c == allCapabilities || slices.Contains(drop, c) }
-	d.setCapabilities(slices.DeleteFunc(have, dropped), slices.DeleteFunc(ambient, dropped))
+	p.Capabilities = capabilitySets(slices.DeleteFunc(have, dropped), slices.DeleteFunc(ambient, dropped))
 	return nil
 }
 
-// setCapabilities gives the first process a set. The inheritable set stays empty but for
+// capabilitySets are the sets of a process that has the given ones. The inheritable set stays empty but for
 // what is ambient, so that files with inheritable capabilities give nothing away.
-func (d *draft) setCapabilities(have, ambient []string) {
-	d.spec.Process.Capabilities = &specs.LinuxCapabilities{
+func capabilitySets(have, ambient []string) *specs.LinuxCapabilities {
+	return &specs.LinuxCapabilities{
 		Bounding:    slices.Clone(have),
 		Effective:   slices.Clone(have),
 		Permitted:   slices.Clone(have),
@@ -66,9 +68,9 @@ func (d *draft) setCapabilities(have, ambient []string) {
 	}
 }
 
-// names brings the capabilities of a request to their full names. One that the daemon
-// cannot give is an error if it is wanted.
-func (d *draft) names(asked []string, wanted bool) ([]string, error) {
+// names brings the capabilities of a request to their full names. One that is not possible is
+// an error.
+func names(asked, possible []string) ([]string, error) {
 	var out []string
 	for _, name := range asked {
 		name = strings.ToUpper(name)
@@ -82,7 +84,7 @@ func (d *draft) names(asked []string, wanted bool) ([]string, error) {
 		if !slices.Contains(capability.Known(), name) {
 			return nil, fmt.Errorf("unknown capability %q: %w", name, errdefs.ErrInvalidArgument)
 		}
-		if wanted && !slices.Contains(d.host.Capabilities, name) {
+		if !slices.Contains(possible, name) {
 			return nil, fmt.Errorf("capability %s is not in the runtime's own bounding set: %w", name, errdefs.ErrFailedPrecondition)
 		}
 		out = append(out, name)

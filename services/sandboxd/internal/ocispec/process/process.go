@@ -1,0 +1,157 @@
+// Package process says what the first process of a container, and each further one, runs and
+// as whom: command, environment, folder, limits, user, groups and capabilities. It reads
+// nothing but its arguments.
+package process
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+)
+
+// DefaultPath is the search path of processes that are given none.
+const DefaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Request is what a first process is made from.
+type Request struct {
+	// Config is the container's configuration, Image that of its image.
+	Config *criv1.ContainerConfig
+	Image  imagespec.ImageConfig
+	// Hostname is the name that the process sees.
+	Hostname string
+	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
+	Rlimits map[string]host.Rlimit
+}
+
+// Set sets command, environment, folder, terminal and limits of the first process. Errors:
+// ErrInvalidArgument.
+func Set(p *specs.Process, req Request, on host.Facts) error {
+	args, err := command(req.Config, req.Image.Entrypoint, req.Image.Cmd)
+	if err != nil {
+		return err
+	}
+	p.Args = args
+	p.Terminal = req.Config.GetTty()
+	p.NoNewPrivileges = req.Config.GetLinux().GetSecurityContext().GetNoNewPrivs()
+	if p.Cwd, err = workingDir(req.Config.GetWorkingDir(), req.Image.WorkingDir); err != nil {
+		return err
+	}
+	if p.Env, err = environment(p.Env, req); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(req.Rlimits)) {
+		SetRlimit(p, name, on.ClampRlimit(name, req.Rlimits[name]))
+	}
+	if r := req.Config.GetLinux().GetResources(); r != nil {
+		p.OOMScoreAdj = new(on.ClampOOMScore(int(r.GetOomScoreAdj())))
+	}
+	return nil
+}
+
+// command puts together what runs: a command replaces the image's entry point and, without
+// arguments of its own, the image's arguments too.
+func command(config *criv1.ContainerConfig, entrypoint, cmd []string) ([]string, error) {
+	run, args := config.GetCommand(), config.GetArgs()
+	if len(run) == 0 {
+		run = entrypoint
+		if len(args) == 0 {
+			args = cmd
+		}
+	}
+	all := slices.Concat(run, args)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no command: neither the container nor its image names one: %w", errdefs.ErrInvalidArgument)
+	}
+	return all, nil
+}
+
+// descriptorPath matches folders that lead through a process's descriptors and links to
+// places outside of the container.
+var descriptorPath = regexp.MustCompile(`^(/proc/[^/]+/(task|fd|fdinfo|cwd|root|map_files)|/dev/fd)(/|$)`)
+
+func workingDir(asked, image string) (string, error) {
+	dir := asked
+	if dir == "" {
+		dir = image
+	}
+	if dir == "" {
+		return "/", nil
+	}
+	if !path.IsAbs(dir) {
+		return "", fmt.Errorf("working directory %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	if descriptorPath.MatchString(path.Clean(dir)) {
+		return "", fmt.Errorf("working directory %q leads through a process's descriptors: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	return dir, nil
+}
+
+// environment puts the defaults, the base specification's, the image's and the request's
+// variables together; a later one replaces an earlier one in its place.
+func environment(base []string, req Request) ([]string, error) {
+	env := []string{DefaultPath, "HOSTNAME=" + req.Hostname}
+	if req.Config.GetTty() {
+		env = SetEnv(env, "TERM=xterm")
+	}
+	for _, kv := range slices.Concat(base, req.Image.Env) {
+		env = SetEnv(env, kv)
+	}
+	for _, kv := range req.Config.GetEnvs() {
+		if kv.GetKey() == "" || strings.ContainsAny(kv.GetKey(), "=\x00") || strings.Contains(string(kv.GetValue()), "\x00") {
+			return nil, fmt.Errorf("environment variable %q: bad name or value: %w", kv.GetKey(), errdefs.ErrInvalidArgument)
+		}
+		env = SetEnv(env, kv.GetKey()+"="+string(kv.GetValue()))
+	}
+	return env, nil
+}
+
+// SetEnv adds or replaces a variable. What has no "=" is no variable.
+func SetEnv(env []string, kv string) []string {
+	name, _, ok := strings.Cut(kv, "=")
+	if !ok || name == "" {
+		return env
+	}
+	i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") })
+	if i < 0 {
+		return append(env, kv)
+	}
+	env[i] = kv
+	return env
+}
+
+// SetRlimit adds or replaces a limit.
+func SetRlimit(p *specs.Process, name string, l host.Rlimit) {
+	limit := specs.POSIXRlimit{Type: name, Soft: l.Soft, Hard: l.Hard}
+	i := slices.IndexFunc(p.Rlimits, func(have specs.POSIXRlimit) bool { return have.Type == name })
+	if i < 0 {
+		p.Rlimits = append(p.Rlimits, limit)
+		return
+	}
+	p.Rlimits[i] = limit
+}
+
+// Exec returns a further process for a container with the given specification: it
+// has everything of the container's first process but the command and the terminal.
+func Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
+	p := *spec.Process
+	p.Args = slices.Clone(cmd)
+	p.CommandLine = ""
+	p.ConsoleSize = nil
+	p.Terminal = tty
+	p.Env = slices.Clone(p.Env)
+	hasTerm := slices.ContainsFunc(p.Env, func(kv string) bool { return strings.HasPrefix(kv, "TERM=") })
+	if tty && !hasTerm {
+		p.Env = append(p.Env, "TERM=xterm")
+	}
+	return p
+}

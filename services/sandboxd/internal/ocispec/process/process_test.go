@@ -1,0 +1,48 @@
+package process
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ command, args, entrypoint, cmd, want string }{
+		{"", "", "/entry", "--a", "/entry --a"},
+		{"", "--b", "/entry", "--a", "/entry --b"},
+		{"/run", "", "/entry", "--a", "/run"},
+		{"/run", "--b", "/entry", "--a", "/run --b"},
+		{"", "", "", "/cmd x", "/cmd x"},
+	} {
+		config := &criv1.ContainerConfig{Command: strings.Fields(tt.command), Args: strings.Fields(tt.args)}
+		got, err := command(config, strings.Fields(tt.entrypoint), strings.Fields(tt.cmd))
+		if err != nil || strings.Join(got, " ") != tt.want {
+			t.Errorf("%+v: %v, %v", tt, got, err)
+		}
+	}
+}
+
+func FuzzRecords(f *testing.F) {
+	f.Add("#comment\nroot:x:0:0::/:/bin/sh\r\nbroken\n:x:1:1::/:\napp:x:1000:1004::/:/bin/sh\nneg:x:-1:0::/:\n", "app", "staff")
+	f.Fuzz(func(_ *testing.T, file, user, group string) {
+		a := accounts{passwd: []byte(file), group: []byte(file)}
+		if _, _, login, err := a.lookUp(user, group); err == nil {
+			a.groupsOf(login)
+		}
+	})
+}
+
+func TestExec(t *testing.T) {
+	t.Parallel()
+	spec := &specs.Spec{Process: &specs.Process{Args: []string{"/bin/app"}, Capabilities: &specs.LinuxCapabilities{}}}
+	p := Exec(spec, []string{"sh"}, true)
+	if !p.Terminal || p.Args[0] != "sh" || p.Env[len(p.Env)-1] != "TERM=xterm" || p.Capabilities == nil {
+		t.Errorf("process %+v", p)
+	}
+	if spec.Process.Terminal || spec.Process.Args[0] != "/bin/app" || strings.Contains(strings.Join(spec.Process.Env, " "), "TERM") {
+		t.Error("the container's own process was changed")
+	}
+}

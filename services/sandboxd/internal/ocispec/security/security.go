@@ -1,0 +1,275 @@
+// Package security confines containers: masked paths, seccomp, AppArmor and SELinux. It reads
+// profiles and asks the kernel for them, and changes nothing on the node but the labels of
+// mount sources that a request wants relabelled. All of it may be called concurrently.
+package security
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/selinux/go-selinux/label"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+)
+
+// Old spellings of security profiles in the CRI.
+const (
+	profileDefault   = "runtime/default"
+	profileDocker    = "docker/default"
+	profileNone      = "unconfined"
+	profileLocalhost = "localhost/"
+)
+
+// maxProfile bounds the size of a seccomp profile.
+const maxProfile = 4 << 20
+
+// Policy is what the node can do and does with those who ask for nothing.
+type Policy struct {
+	Host host.Facts
+	// UnsetSeccomp is the profile of containers that name none: "runtime/default",
+	// "localhost/<path>", or empty for unconfined.
+	UnsetSeccomp string
+	// AppArmorProfile is the name of the loaded profile that stands for the runtime's
+	// default; empty means that there is none and such containers run unconfined.
+	AppArmorProfile string
+	// AppArmorLoaded says whether the kernel knows a profile of this name; nil leaves that to
+	// the OCI runtime.
+	AppArmorLoaded func(name string) (bool, error)
+}
+
+// Set sets masked paths, seccomp, AppArmor and SELinux of a container; opts are its SELinux
+// options, see [SELinuxOptions]. Errors: ErrInvalidArgument, ErrFailedPrecondition for what
+// the host cannot do, ErrNotFound for a profile that is not there.
+func (p Policy) Set(spec *specs.Spec, sc *criv1.LinuxContainerSecurityContext, opts *criv1.SELinuxOption) error {
+	if sc.GetPrivileged() {
+		// The old spelling is checked all the same.
+		_, err := profile(sc.GetApparmor(), sc.GetApparmorProfile()) //nolint:staticcheck // old clients still set it
+		if err != nil {
+			return fmt.Errorf("apparmor: %w", err)
+		}
+		spec.Linux.Seccomp = nil
+		return nil
+	}
+	spec.Linux.MaskedPaths = sc.GetMaskedPaths()
+	spec.Linux.ReadonlyPaths = sc.GetReadonlyPaths()
+	if err := p.seccomp(spec, sc); err != nil {
+		return fmt.Errorf("seccomp: %w", err)
+	}
+	if err := p.apparmor(spec, sc); err != nil {
+		return fmt.Errorf("apparmor: %w", err)
+	}
+	return p.selinux(spec, opts)
+}
+
+// SetInit does the same for a pod's own process. Where the request says nothing the process
+// has the default seccomp profile: it needs no other calls. Errors: as Set.
+func (p Policy) SetInit(spec *specs.Spec, sc *criv1.LinuxSandboxSecurityContext) error {
+	asked, err := profile(sc.GetSeccomp(), sc.GetSeccompProfilePath()) //nolint:staticcheck // old clients still set it
+	if err != nil {
+		return fmt.Errorf("seccomp: %w", err)
+	}
+	switch {
+	case asked != nil:
+		if spec.Linux.Seccomp, err = p.seccompProfile(asked, spec); err != nil {
+			return fmt.Errorf("seccomp: %w", err)
+		}
+	case p.Host.Seccomp:
+		spec.Linux.Seccomp = seccomp.DefaultProfile(spec)
+	}
+	if spec.Process.ApparmorProfile, err = p.apparmorProfile(sc.GetApparmor()); err != nil {
+		return fmt.Errorf("apparmor: %w", err)
+	}
+	return p.selinux(spec, SELinuxOptions(sc.GetSelinuxOptions()))
+}
+
+// profile returns a security profile, from its present or its old form. No profile at all
+// is nil.
+func profile(p *criv1.SecurityProfile, old string) (*criv1.SecurityProfile, error) {
+	if p != nil || old == "" {
+		return p, nil
+	}
+	switch {
+	case old == profileDefault, old == profileDocker:
+		return &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_RuntimeDefault}, nil
+	case old == profileNone:
+		return &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_Unconfined}, nil
+	case strings.HasPrefix(old, profileLocalhost):
+		return &criv1.SecurityProfile{
+			ProfileType:  criv1.SecurityProfile_Localhost,
+			LocalhostRef: strings.TrimPrefix(old, profileLocalhost),
+		}, nil
+	}
+	return nil, fmt.Errorf("profile %q: %w", old, errdefs.ErrInvalidArgument)
+}
+
+func (p Policy) seccomp(spec *specs.Spec, sc *criv1.LinuxContainerSecurityContext) error {
+	old := sc.GetSeccompProfilePath() //nolint:staticcheck // old clients still set it
+	if old == "" {
+		old = p.UnsetSeccomp
+	}
+	asked, err := profile(sc.GetSeccomp(), old)
+	if err != nil || asked == nil {
+		return err
+	}
+	spec.Linux.Seccomp, err = p.seccompProfile(asked, spec)
+	return err
+}
+
+// seccompProfile returns the rules of a profile; nil for an unconfined one.
+func (p Policy) seccompProfile(asked *criv1.SecurityProfile, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
+	if asked.GetProfileType() == criv1.SecurityProfile_Unconfined {
+		return nil, nil
+	}
+	if !p.Host.Seccomp {
+		return nil, fmt.Errorf("the kernel lacks it: %w", errdefs.ErrFailedPrecondition)
+	}
+	switch asked.GetProfileType() {
+	case criv1.SecurityProfile_RuntimeDefault:
+		return seccomp.DefaultProfile(spec), nil
+	case criv1.SecurityProfile_Localhost:
+		return readSeccomp(asked.GetLocalhostRef())
+	default:
+		return nil, fmt.Errorf("profile type %s: %w", asked.GetProfileType(), errdefs.ErrInvalidArgument)
+	}
+}
+
+func readSeccomp(file string) (*specs.LinuxSeccomp, error) {
+	if !filepath.IsAbs(file) {
+		return nil, fmt.Errorf("profile %q is not an absolute path: %w", file, errdefs.ErrInvalidArgument)
+	}
+	info, err := os.Stat(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("profile %q: %w", file, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("profile %q is not a file: %w", file, errdefs.ErrInvalidArgument)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	out := new(specs.LinuxSeccomp)
+	if err := json.NewDecoder(io.LimitReader(f, maxProfile)).Decode(out); err != nil {
+		return nil, fmt.Errorf("profile %q: %w: %w", file, err, errdefs.ErrInvalidArgument)
+	}
+	if out.DefaultAction == "" {
+		return nil, fmt.Errorf("profile %q has no default action: %w", file, errdefs.ErrInvalidArgument)
+	}
+	return out, nil
+}
+
+// apparmor sets the profile. On a host without AppArmor every profile that somebody asked for
+// is an error; who asks for none runs without one there.
+func (p Policy) apparmor(spec *specs.Spec, sc *criv1.LinuxContainerSecurityContext) error {
+	asked, err := profile(sc.GetApparmor(), sc.GetApparmorProfile()) //nolint:staticcheck // old clients still set it
+	if err != nil {
+		return err
+	}
+	spec.Process.ApparmorProfile, err = p.apparmorProfile(asked)
+	return err
+}
+
+// apparmorProfile returns the name of a loaded profile, empty for none.
+func (p Policy) apparmorProfile(asked *criv1.SecurityProfile) (string, error) {
+	if !p.Host.AppArmor {
+		if asked == nil || asked.GetProfileType() == criv1.SecurityProfile_Unconfined {
+			return "", nil
+		}
+		return "", fmt.Errorf("profile %s %q: the host has no AppArmor: %w", asked.GetProfileType(), asked.GetLocalhostRef(), errdefs.ErrFailedPrecondition)
+	}
+	switch {
+	case asked.GetProfileType() == criv1.SecurityProfile_Unconfined:
+		return "", nil
+	case asked.GetProfileType() == criv1.SecurityProfile_RuntimeDefault: // also nil
+		if asked != nil && p.AppArmorProfile == "" {
+			return "", fmt.Errorf("the runtime's default profile is not loaded: %w", errdefs.ErrFailedPrecondition)
+		}
+		return p.AppArmorProfile, nil
+	}
+	name := strings.TrimPrefix(asked.GetLocalhostRef(), profileLocalhost)
+	if name == "" {
+		return "", fmt.Errorf("localhost profile without a name: %w", errdefs.ErrInvalidArgument)
+	}
+	if p.AppArmorLoaded == nil {
+		return name, nil
+	}
+	loaded, err := p.AppArmorLoaded(name)
+	if err != nil {
+		return "", fmt.Errorf("profile %q: %w", name, err)
+	}
+	if !loaded {
+		return "", fmt.Errorf("profile %q is not loaded: %w", name, errdefs.ErrNotFound)
+	}
+	return name, nil
+}
+
+// selinux labels the process and its files as asked for. Without a request the host's
+// policy decides.
+func (p Policy) selinux(spec *specs.Spec, opts *criv1.SELinuxOption) error {
+	if opts == nil {
+		return nil
+	}
+	if !p.Host.SELinux {
+		return fmt.Errorf("selinux: the host has no SELinux: %w", errdefs.ErrFailedPrecondition)
+	}
+	var err error
+	spec.Process.SelinuxLabel, spec.Linux.MountLabel, err = label.InitLabels(labelOptions(opts))
+	if err != nil {
+		return fmt.Errorf("selinux: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// SELinuxOptions are the first options that say anything, such as a container's before its
+// pod's; nil if none does.
+func SELinuxOptions(of ...*criv1.SELinuxOption) *criv1.SELinuxOption {
+	for _, o := range of {
+		if len(labelOptions(o)) > 0 {
+			return o
+		}
+	}
+	return nil
+}
+
+func labelOptions(o *criv1.SELinuxOption) []string {
+	var out []string
+	for _, part := range []struct{ key, value string }{
+		{"user", o.GetUser()},
+		{"role", o.GetRole()},
+		{"type", o.GetType()},
+		{"level", o.GetLevel()},
+	} {
+		if part.value != "" {
+			out = append(out, part.key+":"+part.value)
+		}
+	}
+	return out
+}
+
+// Relabel gives a mount's source the label of a container's files. Without options or without
+// SELinux there are no labels and nothing to do; clients ask for it on every host. Errors:
+// ErrInvalidArgument for options that the policy does not know.
+func (p Policy) Relabel(source string, opts *criv1.SELinuxOption) error {
+	if !p.Host.SELinux || opts == nil {
+		return nil
+	}
+	_, files, err := label.InitLabels(labelOptions(opts))
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return label.Relabel(source, files, false)
+}
