@@ -124,6 +124,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry) (*App, error) {
 			Sandboxes:  a.sandboxd.Sandboxes,
 			Containers: a.sandboxd.Containers,
 			Node:       a.sandboxd.Node,
+			Sandboxd:   a.sandboxd.Conn,
 			Streams:    a.streams,
 			Events:     a.newEvents(observer),
 			Self:       self{a},

@@ -23,6 +23,8 @@ type Sandboxd struct {
 	Containers containerv1.ContainerServiceClient
 	Images     imagev1.ImageServiceClient
 	Node       nodev1.NodeServiceClient
+	// Conn is what the clients are on, with its time limits.
+	Conn grpc.ClientConnInterface
 }
 
 // NewSandboxd returns a client on conn. hold is how long a call waits for a sandboxd that
@@ -34,5 +36,6 @@ func NewSandboxd(conn *grpc.ClientConn, hold time.Duration) *Sandboxd {
 		Containers: containerv1.NewContainerServiceClient(limited),
 		Images:     imagev1.NewImageServiceClient(limited),
 		Node:       nodev1.NewNodeServiceClient(limited),
+		Conn:       limited,
 	}
 }

@@ -95,8 +95,7 @@ func (s *Sandbox) eachReady(ctx context.Context, filter *criv1.PodSandboxFilter,
 		return err
 	}
 	for _, rec := range recs {
-		item := criview.Sandbox(rec)
-		if item.GetState() != criv1.PodSandboxState_SANDBOX_READY || !criview.MatchSandbox(item, filter) {
+		if criview.SandboxState(rec) != criv1.PodSandboxState_SANDBOX_READY || !criview.MatchSandbox(criview.Sandbox(rec), filter) {
 			continue
 		}
 		if ctx.Err() != nil {
@@ -201,8 +200,7 @@ func (c *Container) eachStats(ctx context.Context, f *criv1.ContainerStatsFilter
 			return err
 		}
 		for _, rec := range recs {
-			item := criview.Container(rec)
-			if item.GetState() != criv1.ContainerState_CONTAINER_RUNNING || !criview.MatchContainer(item, filter) {
+			if criview.ContainerState(rec) != criv1.ContainerState_CONTAINER_RUNNING || !criview.MatchContainer(criview.Container(rec), filter) {
 				continue
 			}
 			if ctx.Err() != nil {

@@ -31,11 +31,8 @@ func (s *Service) ListContainerStats(
 	if err := validate.Filter(req.GetFilter()); err != nil {
 		return nil, err
 	}
-	resp, err := s.containers.ListContainerStats(ctx, &containerv1.ListContainerStatsRequest{Filter: req.GetFilter()})
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.ListContainerStatsResponse{Stats: resp.GetStats()}, nil
+	resp := &criv1.ListContainerStatsResponse{}
+	return resp, relay.Whole(ctx, s.sandboxd, containerv1.ContainerService_ListContainerStats_FullMethodName, &containerv1.ListContainerStatsRequest{Filter: req.GetFilter()}, resp)
 }
 
 // StreamContainerStats implements criv1.RuntimeServiceServer.

@@ -16,11 +16,8 @@ func (s *Service) ListContainers(ctx context.Context, req *criv1.ListContainersR
 	if err := validate.Filter(req.GetFilter()); err != nil {
 		return nil, err
 	}
-	resp, err := s.containers.ListContainers(ctx, &containerv1.ListContainersRequest{Filter: req.GetFilter()})
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.ListContainersResponse{Containers: resp.GetContainers()}, nil
+	resp := &criv1.ListContainersResponse{}
+	return resp, relay.Whole(ctx, s.sandboxd, containerv1.ContainerService_ListContainers_FullMethodName, &containerv1.ListContainersRequest{Filter: req.GetFilter()}, resp)
 }
 
 // StreamContainers implements criv1.RuntimeServiceServer.

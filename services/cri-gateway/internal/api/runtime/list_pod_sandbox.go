@@ -16,11 +16,8 @@ func (s *Service) ListPodSandbox(ctx context.Context, req *criv1.ListPodSandboxR
 	if err := validate.Filter(req.GetFilter()); err != nil {
 		return nil, err
 	}
-	resp, err := s.sandboxes.ListSandboxes(ctx, &sandboxv1.ListSandboxesRequest{Filter: req.GetFilter()})
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.ListPodSandboxResponse{Items: resp.GetItems()}, nil
+	resp := &criv1.ListPodSandboxResponse{}
+	return resp, relay.Whole(ctx, s.sandboxd, sandboxv1.SandboxService_ListSandboxes_FullMethodName, &sandboxv1.ListSandboxesRequest{Filter: req.GetFilter()}, resp)
 }
 
 // StreamPodSandboxes implements criv1.RuntimeServiceServer.

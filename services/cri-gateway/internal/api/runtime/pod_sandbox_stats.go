@@ -31,11 +31,8 @@ func (s *Service) ListPodSandboxStats(
 	if err := validate.Filter(req.GetFilter()); err != nil {
 		return nil, err
 	}
-	resp, err := s.sandboxes.ListSandboxStats(ctx, &sandboxv1.ListSandboxStatsRequest{Filter: req.GetFilter()})
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.ListPodSandboxStatsResponse{Stats: resp.GetStats()}, nil
+	resp := &criv1.ListPodSandboxStatsResponse{}
+	return resp, relay.Whole(ctx, s.sandboxd, sandboxv1.SandboxService_ListSandboxStats_FullMethodName, &sandboxv1.ListSandboxStatsRequest{Filter: req.GetFilter()}, resp)
 }
 
 // StreamPodSandboxStats implements criv1.RuntimeServiceServer.

@@ -88,7 +88,7 @@ func newBench(t *testing.T) *bench {
 	})
 	conn := testkit.GRPC(t, tel, rpc.Service(&criv1.RuntimeService_ServiceDesc, runtime.New(runtime.Parts{
 		Version: "1.2.3", Sequences: sequences, Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers,
-		Node: sandboxd.Node, Streams: urls{}, Events: containerevents.None{}, Self: self{},
+		Node: sandboxd.Node, Sandboxd: sandboxd.Conn, Streams: urls{}, Events: containerevents.None{}, Self: self{},
 	})), rpc.Service(&criv1.ImageService_ServiceDesc, image.New(sandboxd.Images)))
 	return &bench{
 		RuntimeServiceClient: criv1.NewRuntimeServiceClient(conn),

@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
@@ -60,6 +61,7 @@ type Service struct {
 	sandboxes  sandboxv1.SandboxServiceClient
 	containers containerv1.ContainerServiceClient
 	node       nodev1.NodeServiceClient
+	sandboxd   grpc.ClientConnInterface
 	streams    Streams
 	events     Events
 	self       Self
@@ -73,9 +75,12 @@ type Parts struct {
 	Sandboxes  sandboxv1.SandboxServiceClient
 	Containers containerv1.ContainerServiceClient
 	Node       nodev1.NodeServiceClient
-	Streams    Streams
-	Events     Events
-	Self       Self
+	// Sandboxd is the connection that the clients are on, for answers that are passed on
+	// undecoded.
+	Sandboxd grpc.ClientConnInterface
+	Streams  Streams
+	Events   Events
+	Self     Self
 }
 
 // New returns a service made of the parts.
@@ -86,6 +91,7 @@ func New(p Parts) *Service {
 		sandboxes:  p.Sandboxes,
 		containers: p.Containers,
 		node:       p.Node,
+		sandboxd:   p.Sandboxd,
 		streams:    p.Streams,
 		events:     p.Events,
 		self:       p.Self,
