@@ -9,6 +9,7 @@ require (
 	github.com/containerd/otelttrpc v0.1.0
 	github.com/containerd/ttrpc v1.2.10
 	github.com/coreos/go-systemd/v22 v22.7.0
+	github.com/crisp-cri/crisp/proto v0.0.0-00010101000000-000000000000
 	github.com/google/go-cmp v0.7.0
 	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4

@@ -209,9 +209,12 @@ func kitImports() map[string][]string {
 		"telemetry":   {otel, prom, errdefs, "google.golang.org/grpc", kit + "buildinfo", kit + "lifecycle"},
 		"admin":       {prom, kit + "telemetry", kit + "lifecycle", kit + "buildinfo"},
 		"unixsock":    {"golang.org/x/sys/", systemd, errdefs},
+		"spare":       nil,
+		"lane":        {"google.golang.org/grpc", "google.golang.org/protobuf/", otel, errdefs, project + "/proto/gen/crisp/lane/", kit + "telemetry", kit + "spare"},
 		"rpc": {
 			"google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc/", "google.golang.org/protobuf/", "github.com/grpc-ecosystem/go-grpc-middleware/",
 			otel, prom, errdefs, kit + "telemetry", kit + "unixsock", kit + "lifecycle", kit + "config",
+			project + "/proto/gen/crisp/lane/", kit + "lane",
 		},
 		"ttrpcx": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "github.com/containerd/ttrpc", "github.com/containerd/otelttrpc", otel, errdefs, prom, kit + "telemetry", kit + "lifecycle"},
 		"events": {

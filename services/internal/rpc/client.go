@@ -116,22 +116,28 @@ func WithRetries(methods ...string) grpc.DialOption {
 
 func defaultDeadline(limit time.Duration) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		d := limit
-		if _, ok := ctx.Deadline(); ok {
-			d = 0
-		}
-		for _, o := range opts {
-			if t, ok := o.(timeoutOption); ok {
-				d = t.limit
-			}
-		}
-		if d > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, d)
-			defer cancel()
-		}
+		ctx, cancel := limited(ctx, limit, opts)
+		defer cancel()
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+}
+
+// limited gives a call its time limit: that of its options, else the usual one if the
+// context has none.
+func limited(ctx context.Context, usual time.Duration, opts []grpc.CallOption) (context.Context, context.CancelFunc) {
+	d := usual
+	if _, ok := ctx.Deadline(); ok {
+		d = 0
+	}
+	for _, o := range opts {
+		if t, ok := o.(timeoutOption); ok {
+			d = t.limit
+		}
+	}
+	if d > 0 {
+		return context.WithTimeout(ctx, d)
+	}
+	return ctx, func() {}
 }
 
 //nolint:revive // the signature is that of gRPC

@@ -22,6 +22,7 @@ type serverOptions struct {
 	services    []service
 	checkPeers  bool
 	floor       bool
+	lanes       bool
 	levelOf     func(codes.Code) slog.Level
 	grpcOptions []grpc.ServerOption
 }

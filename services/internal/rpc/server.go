@@ -20,6 +20,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	lanev1 "github.com/crisp-cri/crisp/proto/gen/crisp/lane/v1"
+	"github.com/crisp-cri/crisp/services/internal/lane"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/internal/unixsock"
@@ -52,6 +54,13 @@ func NewServer(cfg ServerConfig, tel *telemetry.Telemetry, regs ...Registration)
 	metrics := telemetry.Register(tel, grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram()))
 	s := &Server{cfg: cfg, tel: tel, health: health.NewServer(), draining: make(chan struct{})}
 	s.grpc = grpc.NewServer(s.options(opts, metrics)...)
+	if opts.lanes {
+		lanes := lane.NewServer(tel, chain(s.around(opts, metrics)))
+		for _, svc := range opts.services {
+			lanes.Add(svc.desc, svc.impl)
+		}
+		lanev1.RegisterLaneServiceServer(s.grpc, lanes)
+	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	for _, svc := range opts.services {
 		s.grpc.RegisterService(svc.desc, svc.impl)
@@ -124,13 +133,27 @@ func (s *Server) drain(ctx context.Context) {
 	}
 }
 
+// around is what is around a call on a lane. Who may open a lane was checked then.
+func (s *Server) around(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.UnaryServerInterceptor {
+	list := s.outer(o, metrics)
+	if o.floor {
+		list = append(list, prepare(deadlineFloor).unary)
+	}
+	return append(list, mapUnary)
+}
+
+// outer are the interceptors that every unary call goes through first.
+func (s *Server) outer(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.UnaryServerInterceptor {
+	return []grpc.UnaryServerInterceptor{
+		selector.UnaryServerInterceptor(metrics.UnaryServerInterceptor(), notHealth()),
+		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger(s.tel.Log), logOptions(o.levelOf)...), notHealth()),
+		recovery.UnaryServerInterceptor(recoverOption(s.tel)),
+	}
+}
+
 func (s *Server) options(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 	log, logOpts, rec := logger(s.tel.Log), logOptions(o.levelOf), recoverOption(s.tel)
-	unary := []grpc.UnaryServerInterceptor{
-		selector.UnaryServerInterceptor(metrics.UnaryServerInterceptor(), notHealth()),
-		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(log, logOpts...), notHealth()),
-		recovery.UnaryServerInterceptor(rec),
-	}
+	unary := s.outer(o, metrics)
 	stream := []grpc.StreamServerInterceptor{
 		selector.StreamServerInterceptor(metrics.StreamServerInterceptor(), notHealth()),
 		selector.StreamServerInterceptor(logging.StreamServerInterceptor(log, logOpts...), notHealth()),

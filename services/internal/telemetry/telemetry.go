@@ -65,7 +65,8 @@ type Telemetry struct {
 	// Registry holds the metrics that the admin listener shows.
 	Registry *prometheus.Registry
 
-	provider *sdktrace.TracerProvider
+	provider  *sdktrace.TracerProvider
+	recording bool
 }
 
 // New builds the telemetry of a process. Logs go to w. An OTLP exporter (gRPC) is made
@@ -94,6 +95,7 @@ func New(ctx context.Context, cfg Config, w io.Writer) (*Telemetry, error) {
 		return nil, err
 	}
 	t.TracerProvider = t.provider
+	t.recording = exporterWanted() || len(cfg.SpanProcessors) > 0
 	t.Tracer = t.provider.Tracer(scope)
 	return t, nil
 }
@@ -116,6 +118,10 @@ func (t *Telemetry) Part() lifecycle.Part {
 		},
 	}
 }
+
+// Recording reports whether spans go anywhere. Where they do not, making one is a waste, as
+// long as the caller's trace context is passed on.
+func (t *Telemetry) Recording() bool { return t.recording }
 
 // SetLevel changes the log threshold of the running process. The text is one of
 // "debug", "info", "warn" and "error".

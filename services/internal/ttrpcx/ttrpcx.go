@@ -19,6 +19,8 @@ import (
 	"github.com/containerd/otelttrpc"
 	"github.com/containerd/ttrpc"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -40,11 +42,28 @@ func ClientOptions(tel *telemetry.Telemetry) []ttrpc.ClientOpts {
 		calls.done(ctx, info.FullMethod, begin, outcome)
 		return err
 	}
+	if !tel.Recording() {
+		return []ttrpc.ClientOpts{ttrpc.WithChainUnaryClientInterceptor(observe, passTrace(tel.Propagator))}
+	}
 	return []ttrpc.ClientOpts{ttrpc.WithChainUnaryClientInterceptor(
 		observe,
 		otelttrpc.UnaryClientInterceptor(
 			otelttrpc.WithTracerProvider(tel.TracerProvider), otelttrpc.WithPropagators(tel.Propagator)),
 	)}
+}
+
+// passTrace lets the server go on with the caller's trace where no span is made here.
+func passTrace(propagator propagation.TextMapPropagator) ttrpc.UnaryClientInterceptor {
+	return func(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+		if trace.SpanContextFromContext(ctx).IsValid() {
+			headers := make(propagation.MapCarrier)
+			propagator.Inject(ctx, headers)
+			for k, v := range headers {
+				req.Metadata = append(req.Metadata, &ttrpc.KeyValue{Key: k, Value: v})
+			}
+		}
+		return invoke(ctx, req, resp)
+	}
 }
 
 // ServerOptions returns the options for a ttrpc server. Its handlers return errors that

@@ -93,7 +93,9 @@ func isStanding(method string) bool {
 // for a server that is away. Streams, once open, live as long as their context.
 type limitedConn struct {
 	conn *grpc.ClientConn
-	hold time.Duration
+	// calls is where unary calls go.
+	calls grpc.ClientConnInterface
+	hold  time.Duration
 }
 
 // Invoke implements grpc.ClientConnInterface.
@@ -102,7 +104,7 @@ func (c limitedConn) Invoke(ctx context.Context, method string, args, reply any,
 		return err
 	}
 	opts = append(slices.Clip(opts), grpc.WaitForReady(false), rpc.WithTimeout(limitOf(method, args)))
-	return c.conn.Invoke(ctx, method, args, reply, opts...)
+	return c.calls.Invoke(ctx, method, args, reply, opts...)
 }
 
 // NewStream implements grpc.ClientConnInterface.

@@ -30,7 +30,7 @@ type Sandboxd struct {
 // NewSandboxd returns a client on conn. hold is how long a call waits for a sandboxd that
 // is away before it is Unavailable.
 func NewSandboxd(conn *grpc.ClientConn, hold time.Duration) *Sandboxd {
-	limited := limitedConn{conn: conn, hold: hold}
+	limited := limitedConn{conn: conn, calls: conn, hold: hold}
 	return &Sandboxd{
 		Sandboxes:  sandboxv1.NewSandboxServiceClient(limited),
 		Containers: containerv1.NewContainerServiceClient(limited),

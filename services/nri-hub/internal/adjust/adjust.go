@@ -23,43 +23,58 @@ import (
 // Create merges the answers to one CreateContainer request.
 type Create struct {
 	pristine *nri.CreateContainerRequest
-	view     *nri.CreateContainerRequest
+	view     *nri.CreateContainerRequest // nil as long as it is the pristine one
 	adjust   *nri.ContainerAdjustment
 	owners   *nri.OwningPlugins
 	others   *Others
 }
 
-// NewCreate starts a merge. The request is copied and never changed.
+// NewCreate starts a merge. The request is never changed; it must not be changed by others
+// either while the merge is used.
 func NewCreate(req *nri.CreateContainerRequest) *Create {
-	view := proto.CloneOf(req)
-	if view.Container == nil {
-		view.Container = &nri.Container{}
-	}
 	owners := nri.NewOwningPlugins()
 	c := &Create{
 		pristine: req,
-		view:     view,
 		adjust:   &nri.ContainerAdjustment{},
 		owners:   owners,
 		others:   newOthers(owners),
 	}
-	c.others.creating = view.GetContainer().GetId()
+	c.others.creating = c.id()
 	return c
+}
+
+func (c *Create) id() string { return c.pristine.GetContainer().GetId() }
+
+// Prepare makes the copy that Apply changes, if it is not there yet. Apply does so by itself;
+// Prepare is for when there is time.
+func (c *Create) Prepare() {
+	if c.view != nil {
+		return
+	}
+	c.view = proto.CloneOf(c.pristine)
+	if c.view.Container == nil {
+		c.view.Container = &nri.Container{}
+	}
 }
 
 // Request is what the next plugin is to see: the container with all changes so far.
 // It is valid until the next Apply and must not be changed.
-func (c *Create) Request() *nri.CreateContainerRequest { return c.view }
+func (c *Create) Request() *nri.CreateContainerRequest {
+	if c.view == nil {
+		return c.pristine
+	}
+	return c.view
+}
 
 // Apply adds the answer of a plugin. The error names the plugin that had set the field
 // before (errdefs.ErrConflict); the merge is of no use after an error.
 func (c *Create) Apply(plugin string, resp *nri.CreateContainerResponse) error {
 	m := &merge{
 		plugin: plugin,
-		owners: fieldOwners(c.owners, c.view.GetContainer().GetId()),
+		owners: fieldOwners(c.owners, c.id()),
 	}
 	if err := c.apply(m, resp.GetAdjust()); err != nil {
-		return fmt.Errorf("adjust container %q: %w", c.view.GetContainer().GetId(), err)
+		return fmt.Errorf("adjust container %q: %w", c.id(), err)
 	}
 	return c.others.Apply(plugin, resp.GetUpdate(), resp.GetEvict())
 }
@@ -90,6 +105,7 @@ func (c *Create) apply(m *merge, a *nri.ContainerAdjustment) error {
 	if a == nil {
 		return nil
 	}
+	c.Prepare()
 	view := c.view.Container
 	steps := []func() error{
 		func() error { return m.annotations(a.Annotations, c.adjust, view) },

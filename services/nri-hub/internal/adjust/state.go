@@ -19,7 +19,7 @@ type State struct {
 // State returns the merge so far.
 func (c *Create) State() State {
 	s := c.others.State()
-	s.Container, s.Adjust = proto.CloneOf(c.view.Container), proto.CloneOf(c.adjust)
+	s.Container, s.Adjust = proto.CloneOf(c.Request().GetContainer()), proto.CloneOf(c.adjust)
 	return s
 }
 
@@ -27,6 +27,7 @@ func (c *Create) State() State {
 func ResumeCreate(req *nri.CreateContainerRequest, s State) *Create {
 	c := NewCreate(req)
 	if s.Container != nil {
+		c.Prepare()
 		c.view.Container = proto.CloneOf(s.Container)
 	}
 	if s.Adjust != nil {

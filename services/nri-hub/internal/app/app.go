@@ -16,6 +16,8 @@ import (
 	nrilog "github.com/containerd/nri/pkg/log"
 	nriversion "github.com/containerd/nri/pkg/version"
 	validator "github.com/containerd/nri/plugins/default-validator"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/admin"
@@ -149,7 +151,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 	}
 	a.plugins = plugin.NewServer(connections, plugin.Parts{
 		Log:           tel.Log,
-		Tracer:        tel.Tracer,
+		Tracer:        tracer(tel),
 		Metrics:       metrics,
 		Host:          a.hub,
 		Modules:       a.modules,
@@ -158,7 +160,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 		ServerOptions: ttrpcx.ServerOptions(tel),
 	})
 	a.service = api.New(a.hub, tel.Log)
-	a.server, err = rpc.NewServer(cfg.Server, tel, rpc.Service(&nriv1.HubService_ServiceDesc, a.service))
+	a.server, err = rpc.NewServer(cfg.Server, tel, rpc.Service(&nriv1.HubService_ServiceDesc, a.service), rpc.WithLanes())
 	if err != nil {
 		return nil, err
 	}
@@ -256,6 +258,14 @@ func newValidator(cfg validator.DefaultValidatorConfig) hub.Validator {
 		return nil
 	}
 	return validator.NewDefaultValidator(&cfg)
+}
+
+// tracer makes spans only where they go anywhere; the caller's trace goes on all the same.
+func tracer(tel *telemetry.Telemetry) trace.Tracer {
+	if tel.Recording() {
+		return tel.Tracer
+	}
+	return noop.NewTracerProvider().Tracer("")
 }
 
 func nriVersion() string {

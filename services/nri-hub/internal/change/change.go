@@ -39,7 +39,10 @@ func Of(c *nri.Container, a *nri.ContainerAdjustment) []Change {
 	if a == nil {
 		return nil
 	}
-	w := walker{env: environment(c.GetEnv())}
+	var w walker
+	if len(a.GetEnv()) > 0 {
+		w.env = environment(c.GetEnv())
+	}
 	w.message("", a.ProtoReflect(), c.ProtoReflect())
 	return w.sorted()
 }

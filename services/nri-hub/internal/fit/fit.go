@@ -94,6 +94,10 @@ func Chunks(pods []*nri.PodSandbox, containers []*nri.Container, limit int) (chu
 // so that it is better told of the object without its bulky parts than not at all.
 // Messages of other types are returned as they are.
 func Notice(m proto.Message, limit int) proto.Message {
+	switch m.(type) {
+	case *nri.CreateContainerRequest, *nri.UpdateContainerRequest:
+		return m // no notices; what they cost counts
+	}
 	if proto.Size(m) <= limit {
 		return m
 	}

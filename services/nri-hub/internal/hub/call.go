@@ -53,8 +53,8 @@ func (h *Hub) limit(m *member, e nri.Event, share time.Duration) (limit time.Dur
 
 // call makes one call with the plugin's time limit, or with share if that is less and not
 // zero. When the caller has gone meanwhile, busy is closed when the plugin has answered or
-// its time is up; else it is nil.
-func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Message, share time.Duration) (_ proto.Message, busy <-chan struct{}, _ error) {
+// its time is up; else it is nil. meanwhile is called while the plugin works; it may be nil.
+func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Message, share time.Duration, meanwhile func()) (_ proto.Message, busy <-chan struct{}, _ error) {
 	if !m.listensTo(e) {
 		return nil, nil, nil
 	}
@@ -62,12 +62,17 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 	begin := time.Now()
 	base, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit+patience)
 	answers := make(chan answer, 1)
-	h.calls.Go(func() {
+	h.calls.Add(1)
+	m.run.Go(func() {
+		defer h.calls.Done()
 		defer cancel()
 		resp, err := m.plugin.Call(untilLate{base, begin.Add(limit)}, e, req) //nolint:contextcheck // outlives the request
 		answers <- answer{resp, err}
 	})
-	timer := time.NewTimer(limit)
+	if meanwhile != nil {
+		meanwhile()
+	}
+	timer := time.NewTimer(time.Until(begin.Add(limit)))
 	defer timer.Stop()
 	var a answer
 	select {

@@ -28,7 +28,7 @@ func (h *Hub) create(ctx context.Context, req *nri.CreateContainerRequest, dry *
 	}
 	r := &request{
 		event: nri.Event_CREATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true, dry: dry,
-		message: func() proto.Message { return merge.Request() },
+		message: func() proto.Message { return merge.Request() }, prepare: merge.Prepare,
 		take: func(plugin ID, resp proto.Message) error {
 			r, _ := resp.(*nri.CreateContainerResponse)
 			return merge.Apply(plugin.String(), r)
@@ -81,7 +81,7 @@ func (h *Hub) validate(ctx context.Context, r *request, req *nri.ValidateContain
 			if err := t.wait(gctx, m.plugin.Done(), failing); err != nil {
 				return refused("plugin "+m.info.ID.String(), err)
 			}
-			resp, _, err := h.call(gctx, m, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT, req, r.share(ctx, 1))
+			resp, _, err := h.call(gctx, m, nri.Event_VALIDATE_CONTAINER_ADJUSTMENT, req, r.share(ctx, 1), nil)
 			if err == nil {
 				r, _ := resp.(*nri.ValidateContainerAdjustmentResponse)
 				err = r.ValidationResult(m.info.ID.String())
@@ -213,7 +213,7 @@ func (h *Hub) RemoveContainer(ctx context.Context, req *nri.RemoveContainerReque
 // stopFirst tells a plugin of a stop that it was never told of, while the request holds
 // the plugin's turn.
 func (h *Hub) stopFirst(ctx context.Context, m *member, e nri.Event, req proto.Message) proto.Message {
-	resp, _, err := h.call(ctx, m, e, req, 0)
+	resp, _, err := h.call(ctx, m, e, req, 0, nil)
 	if err != nil {
 		h.Log.WarnContext(ctx, "plugin failed the stop before a removal",
 			slog.String("plugin", m.info.ID.String()), slog.Any("error", err))

@@ -36,6 +36,26 @@ type request struct {
 	// dry is not nil for a rehearsal: nothing is remembered of the request, and nothing but
 	// the answers comes of it.
 	dry *rehearsal
+	// prepare gets the taking of an answer ready while the plugin works on it; it may be nil.
+	prepare func()
+	// chores are notes for the ledger that are still to be written.
+	chores []func()
+}
+
+// meanwhile does what can be done while a plugin works.
+func (r *request) meanwhile() {
+	r.write()
+	if r.prepare != nil {
+		r.prepare()
+	}
+}
+
+// write does the chores.
+func (r *request) write() {
+	for _, chore := range r.chores {
+		chore()
+	}
+	r.chores = nil
 }
 
 type deadlineKey struct{}
@@ -85,6 +105,7 @@ func (h *Hub) dispatch(ctx context.Context, r *request) ([]*nri.PluginInstance, 
 	var consulted []*nri.PluginInstance
 	var held *ticket
 	defer func() { held.leave() }()
+	defer r.write()
 	members := legOf(ctx).within(h.begin(r))
 	callers := 0
 	for _, m := range members {
@@ -223,7 +244,9 @@ func (h *Hub) passBy(ctx context.Context, r *request, m *member) (ok bool, err e
 func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, share time.Duration) (ok bool, err error) {
 	if !r.hears(m, r.event) && (r.implied == 0 || !r.hears(m, r.implied)) {
 		if m.rule.Pods.Match(r.pod) {
-			h.note(r, m)
+			if id := r.begins(); id != "" {
+				m.learn(id, known)
+			}
 			if r.claim != nil {
 				r.claim(ctx, m)
 			}
@@ -245,7 +268,9 @@ func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, s
 	case err != nil:
 		return false, fmt.Errorf("wait for plugin %q: %s: %w", m.info.ID, r.event.PrettyName(), err)
 	}
-	h.note(r, m)
+	if id := r.begins(); id != "" && m.grasp(id, known) && m.told != nil {
+		r.chores = append(r.chores, func() { m.told(id, known) })
+	}
 	if r.claim != nil && !r.claim(ctx, m) {
 		return true, nil
 	}
@@ -253,7 +278,7 @@ func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, s
 		r.dry.asked = append(r.dry.asked, m)
 	}
 	begin := time.Now()
-	resp, busy, err := h.call(ctx, m, r.event, r.message(), share)
+	resp, busy, err := h.call(ctx, m, r.event, r.message(), share, r.meanwhile)
 	if busy != nil {
 		// The plugin still works on the request; nobody else gets its turn.
 		*held = nil
@@ -268,17 +293,18 @@ func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, s
 	return true, h.take(ctx, r, m, resp, time.Since(begin))
 }
 
-// note remembers what the plugin knows of from now on.
-func (h *Hub) note(r *request, m *member) {
-	if r.dry != nil {
-		return
-	}
-	switch r.event {
-	case nri.Event_RUN_POD_SANDBOX:
-		m.learn(r.pod.GetId(), known)
-	case nri.Event_CREATE_CONTAINER:
-		m.learn(r.container.GetId(), known)
+// begins is the id of the object that plugins know of from this request on; empty for all
+// other requests, and for rehearsals.
+func (r *request) begins() string {
+	switch {
+	case r.dry != nil:
+		return ""
+	case r.event == nri.Event_RUN_POD_SANDBOX:
+		return r.pod.GetId()
+	case r.event == nri.Event_CREATE_CONTAINER:
+		return r.container.GetId()
 	default:
+		return ""
 	}
 }
 

@@ -79,7 +79,7 @@ func (h *Hub) undo(ctx context.Context, act *rehearsal, pod *nri.PodSandbox, con
 				return
 			}
 			for _, e := range ends {
-				if _, _, err := h.call(ctx, m, e.event, e.req, 0); err != nil {
+				if _, _, err := h.call(ctx, m, e.event, e.req, 0, nil); err != nil {
 					h.Log.WarnContext(ctx, "plugin not told of the end of a dry run",
 						slog.String("plugin", m.info.ID.String()), slog.Any("error", err))
 					return

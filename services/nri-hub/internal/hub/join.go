@@ -140,14 +140,16 @@ func isDone(c <-chan struct{}) bool {
 
 // learnInventory notes the pods and containers of an inventory.
 func (h *Hub) learnInventory(inv Inventory, pods map[string]*nri.PodSandbox) {
+	var fresh []object
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	for _, p := range pods {
-		h.know(object{pod: p})
+		fresh = h.know(fresh, object{pod: p})
 	}
 	for _, c := range inv.Containers {
-		h.know(object{pod: pods[c.GetPodSandboxId()], container: c})
+		fresh = h.know(fresh, object{pod: pods[c.GetPodSandboxId()], container: c})
 	}
+	h.mu.Unlock()
+	h.enroll(fresh)
 }
 
 // content is what the plugin is synchronised with: the inventory without the containers

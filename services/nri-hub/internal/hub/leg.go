@@ -54,7 +54,7 @@ func (l *Leg) within(members []*member) []*member {
 // hub requires have taken part, and its validators agree. container is nil for a request
 // about a pod, which has no validators.
 func (h *Hub) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all Leg) error {
-	names, err := h.cfg.Required.For(pod, container.GetName())
+	names, err := h.Required().For(pod, container.GetName())
 	if err != nil {
 		return fmt.Errorf("pod %s/%s: %w: %w", pod.GetNamespace(), pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}

@@ -8,6 +8,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crisp-cri/crisp/services/internal/spare"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
@@ -82,6 +83,7 @@ type member struct {
 	stir   chan struct{} // of capacity one; something happened to a degraded plugin
 	// told is called when the plugin is told more of an object than before; may be nil.
 	told func(object string, s stage)
+	run  *spare.Pool // of its calls
 	// successor says that an older instance of the plugin was active when this one came.
 	// It is set before the member is in the hub and then left alone.
 	successor bool
@@ -118,6 +120,7 @@ func newMember(p Plugin, r rule.Plugin) *member {
 		failing: make(chan struct{}),
 		objects: make(map[string]stage),
 		since:   time.Now(),
+		run:     spare.New(p.Done()),
 	}
 }
 
@@ -299,12 +302,24 @@ func (m *member) next() (event, bool) {
 // learn notes that the plugin knows of an object, at a stage of its end.
 func (m *member) learn(id string, s stage) { m.advance(id, s) }
 
-// advance notes how much of an object the plugin has been told, and reports whether that
-// is more than before. Removed objects are remembered for a while.
+// advance notes how much of an object the plugin has been told, also for after a restart,
+// and reports whether that is more than before.
 func (m *member) advance(id string, s stage) bool {
+	if !m.grasp(id, s) {
+		return false
+	}
+	if m.told != nil {
+		m.told(id, s)
+	}
+	return true
+}
+
+// grasp is advance without the note for after a restart. Removed objects are remembered for a
+// while.
+func (m *member) grasp(id string, s stage) bool {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.objects[id] >= s {
-		m.mu.Unlock()
 		return false
 	}
 	m.objects[id] = s
@@ -314,10 +329,6 @@ func (m *member) advance(id string, s stage) bool {
 			delete(m.objects, m.tombstones[0])
 			m.tombstones = m.tombstones[1:]
 		}
-	}
-	m.mu.Unlock()
-	if m.told != nil {
-		m.told(id, s)
 	}
 	return true
 }

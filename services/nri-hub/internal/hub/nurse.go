@@ -79,7 +79,7 @@ func (h *Hub) deliver(ctx context.Context, m *member, e event, found map[string]
 		return wish{}, nil
 	}
 	begin := time.Now()
-	resp, _, err := h.call(ctx, m, e.kind, e.req, 0)
+	resp, _, err := h.call(ctx, m, e.kind, e.req, 0, nil)
 	if err != nil {
 		h.Log.WarnContext(ctx, "plugin failed an event that was kept for it",
 			slog.String("plugin", m.info.ID.String()), slog.String("event", e.kind.PrettyName()), slog.Any("error", err))

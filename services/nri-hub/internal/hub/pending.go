@@ -35,8 +35,8 @@ type object struct {
 }
 
 // learnObject notes a pod or container; what is removed is remembered for a while, for
-// plugins that hear of it later. The caller holds mu.
-func (h *Hub) learnObject(r *request) {
+// plugins that hear of it later. The returned ones are new to the ledger. The caller holds mu.
+func (h *Hub) learnObject(r *request) (fresh []object) {
 	switch r.event {
 	case nri.Event_REMOVE_POD_SANDBOX:
 		h.bury(r.pod.GetId())
@@ -44,26 +44,36 @@ func (h *Hub) learnObject(r *request) {
 		h.bury(r.container.GetId())
 	case nri.Event_STOP_POD_SANDBOX, nri.Event_STOP_CONTAINER:
 	default:
-		h.know(object{pod: r.pod})
+		fresh = h.know(nil, object{pod: r.pod})
 		if r.container != nil {
-			h.know(object{pod: r.pod, container: r.container})
+			fresh = h.know(fresh, object{pod: r.pod, container: r.container})
 		}
 	}
+	return fresh
 }
 
-// know notes an object, once.
-func (h *Hub) know(o object) {
+// know notes an object, once, and adds it to the fresh ones then. The caller holds mu.
+func (h *Hub) know(fresh []object, o object) []object {
 	id := o.pod.GetId()
 	if o.container != nil {
 		id = o.container.GetId()
 	}
 	if _, ok := h.objects[id]; ok {
-		return
+		return fresh
 	}
 	pod, container := slim(o)
-	h.objects[id] = object{pod: pod, container: container}
-	if h.Ledger != nil {
-		h.Ledger.Object(pod, container)
+	o = object{pod: pod, container: container}
+	h.objects[id] = o
+	return append(fresh, o)
+}
+
+// enroll notes new objects for after a restart.
+func (h *Hub) enroll(fresh []object) {
+	if h.Ledger == nil {
+		return
+	}
+	for _, o := range fresh {
+		h.Ledger.Object(o.pod, o.container)
 	}
 }
 
@@ -87,7 +97,9 @@ func (h *Hub) begin(r *request) []*member {
 	if r.dry != nil {
 		return h.members
 	}
-	h.learnObject(r)
+	if fresh := h.learnObject(r); len(fresh) > 0 {
+		r.chores = append(r.chores, func() { h.enroll(fresh) })
+	}
 	switch r.event {
 	case nri.Event_RUN_POD_SANDBOX:
 		h.expire()

@@ -55,7 +55,7 @@ func (s *Server) connect(c net.Conn) (*conn, net.Listener, error) {
 		registered: make(chan error, 1),
 		fallback:   make(map[nri.Event]bool),
 	}
-	p.mux = multiplex.Multiplex(&trunk{Conn: c, limit: max(s.cfg.RequestTimeout, minWriteLimit)}, multiplex.WithBlockedRead())
+	p.mux = multiplex.Multiplex(newTrunk(c, max(s.cfg.RequestTimeout, minWriteLimit)), multiplex.WithBlockedRead())
 	pc, err := p.mux.Open(multiplex.PluginServiceConn)
 	if err != nil {
 		return nil, nil, errors.Join(err, p.mux.Close())

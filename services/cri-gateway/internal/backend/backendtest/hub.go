@@ -56,7 +56,7 @@ func NewHub(journal *Journal, state *nriv1.HubState) *Hub {
 
 // Registrations returns its service.
 func (h *Hub) Registrations() []rpc.Registration {
-	return []rpc.Registration{rpc.Service(&nriv1.HubService_ServiceDesc, h)}
+	return []rpc.Registration{rpc.Service(&nriv1.HubService_ServiceDesc, h), rpc.WithLanes()}
 }
 
 // Announce changes the state and tells the gateway.

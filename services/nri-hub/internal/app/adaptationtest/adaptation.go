@@ -95,7 +95,7 @@ func (a *Adaptation) dial() error {
 	if a.conn, err = rpc.Dial(rpc.DefaultClientConfig(a.cfg.Server.Socket.Path), tel); err != nil {
 		return err
 	}
-	a.client = nriv1.NewHubServiceClient(a.conn)
+	a.client = nriv1.NewHubServiceClient(rpc.Lane(a.conn))
 	a.gateway, err = connect(a)
 	return err
 }

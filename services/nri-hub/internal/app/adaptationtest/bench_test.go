@@ -24,6 +24,7 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/sirupsen/logrus" //nolint:depguard // NRI's library logs with it; the bench silences it
 
+	"github.com/crisp-cri/crisp/services/internal/reload"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/app"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/config"
 )
@@ -76,7 +77,7 @@ func hubConfig(folder string) config.Config {
 func hubProcess(folder string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	return app.Run(ctx, hubConfig(folder), os.Stderr)
+	return app.Run(ctx, hubConfig(folder), os.Stderr, reload.Source[config.Config]{})
 }
 
 type benchPlugin struct {
