@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -368,6 +370,12 @@ func TestDamagedShimFailsOnlyItsPod(t *testing.T) {
 			"no bootstrap":  func(b string, _ int) error { return os.Remove(filepath.Join(b, "bootstrap.json")) },
 			"no socket":     func(b string, _ int) error { return removeSocketOf(b) },
 			"no metadata":   func(b string, _ int) error { return os.Truncate(filepath.Join(b, "sandbox.json"), 3) },
+			"dead, no metadata": func(b string, shim int) error {
+				return errors.Join(syscall.Kill(shim, syscall.SIGKILL), os.Truncate(filepath.Join(b, "sandbox.json"), 3))
+			},
+			"dead, no bundle": func(b string, shim int) error {
+				return errors.Join(syscall.Kill(shim, syscall.SIGKILL), loseBundle(b))
+			},
 		} {
 			t.Run(name+" "+damage, func(t *testing.T) {
 				inner := *s
@@ -376,6 +384,16 @@ func TestDamagedShimFailsOnlyItsPod(t *testing.T) {
 			})
 		}
 	}
+}
+
+// loseBundle removes a pod's bundle with those of its containers, whose processes run on.
+func loseBundle(bundle string) error {
+	roots, err := filepath.Glob(filepath.Join(bundle, "containers", "*", "rootfs"))
+	errs := []error{err}
+	for _, root := range roots {
+		errs = append(errs, unix.Unmount(root, unix.MNT_DETACH))
+	}
+	return errors.Join(append(errs, os.RemoveAll(bundle))...)
 }
 
 // removeSocketOf removes the socket that a shim told in its bundle.
@@ -417,6 +435,24 @@ func (s *system) damagedShim(handler string, damage func(bundle string, shim int
 		t.Error("the container's process lives on")
 	}
 	must(t, errors.Join(s.removePod(id), s.removePod(good)))
+	s.nothingLeftOf(c, other)
+}
+
+// nothingLeftOf checks that neither the OCI runtime nor a cgroup knows removed containers.
+func (s *system) nothingLeftOf(ids ...string) {
+	s.t.Helper()
+	must(s.t, filepath.WalkDir(s.Path("run"), func(path string, d os.DirEntry, _ error) error {
+		if d != nil && slices.Contains(ids, d.Name()) {
+			s.t.Errorf("left: %s", path)
+		}
+		return nil
+	}))
+	must(s.t, filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, _ error) error {
+		if d != nil && slices.Contains(ids, d.Name()) {
+			s.t.Errorf("left: %s", path)
+		}
+		return nil
+	}))
 }
 
 // A shim that stops answering while sandboxd is there holds up neither the stop of its
@@ -430,6 +466,7 @@ func TestDamagedShimHoldsUpNoStop(t *testing.T) {
 	for name := range bothShims(t) {
 		for _, shared := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, pod with a process of its own: %t", name, shared), func(t *testing.T) {
+				t.Parallel() // nearly all of it is waiting
 				inner := *s
 				inner.t = t
 				inner.stoppedShim(name, shared)
@@ -440,15 +477,18 @@ func TestDamagedShimHoldsUpNoStop(t *testing.T) {
 
 func (s *system) stoppedShim(handler string, shared bool) {
 	t := s.t
-	config := s.podConfig("stopped")
+	config := s.podConfig(fmt.Sprintf("%s-%t", handler, shared))
 	if shared {
 		config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD}
 	}
 	id := s.pod(config, handler)
 	c := s.container(id, config, script("main", "sleep 1000"))
-	victim := s.firstProcess(c)
-	must(t, syscall.Kill(s.shimOf(id), syscall.SIGSTOP))
+	running, other := s.container(id, config, script("running", "sleep 1000")), s.container(id, config, script("other", "sleep 1000"))
+	victim, shim := s.firstProcess(c), s.shimOf(id)
+	must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	began := time.Now()
+	removed := make(chan error, 1)
+	go func() { removed <- s.removeContainer(running) }()
 	_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: c, Timeout: 2})
 	must(t, err)
 	if took := time.Since(began); took > 15*time.Second {
@@ -460,6 +500,16 @@ func (s *system) stoppedShim(handler string, shared bool) {
 	if st := s.waitExit(c, time.Second); st.GetExitCode() != 137 {
 		t.Errorf("exit code %d, want 137", st.GetExitCode())
 	}
+	must(t, <-removed)
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("removal of a running container took %s", took)
+	}
+	s.nothingLeftOf(running)
+	must(t, syscall.Kill(shim, syscall.SIGCONT))
+	if out, code, err := s.exec(other, "echo", "here"); err != nil || code != 0 || strings.TrimSpace(out) != "here" {
+		t.Errorf("another container of the pod, once its shim goes on: %q, %d, %v", out, code, err)
+	}
+	must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	began = time.Now()
 	must(t, errors.Join(s.stopPod(id), s.removePod(id)))
 	if took := time.Since(began); took > 40*time.Second {

@@ -327,15 +327,17 @@ func (a *App) runEngine(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("images: %w", err)
 	}
-	loaded, err := a.shims.Reload(ctx)
-	if err != nil {
-		return fmt.Errorf("shims: %w", err)
-	}
-	ids := make([]string, 0, len(loaded))
-	for _, l := range loaded {
-		ids = append(ids, l.SandboxID)
-	}
-	err = a.engine.Recover(ctx, ids)
+	err = a.engine.Recover(ctx, func(ctx context.Context) ([]string, error) {
+		loaded, err := a.shims.Reload(ctx, a.engine.MadeWith)
+		if err != nil {
+			return nil, fmt.Errorf("shims: %w", err)
+		}
+		ids := make([]string, 0, len(loaded))
+		for _, l := range loaded {
+			ids = append(ids, l.SandboxID)
+		}
+		return ids, nil
+	})
 	if err != nil {
 		return fmt.Errorf("recover state: %w", err)
 	}

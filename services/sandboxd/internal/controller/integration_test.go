@@ -175,7 +175,7 @@ func (n *node) restart(between func()) []shim.Loaded {
 		between()
 	}
 	n.up()
-	loaded, err := n.shims.Reload(n.t.Context())
+	loaded, err := n.shims.Reload(n.t.Context(), nil)
 	if err != nil {
 		n.t.Fatal(err)
 	}

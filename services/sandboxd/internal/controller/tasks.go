@@ -173,46 +173,6 @@ func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string,
 	return named(containerID, execID, err)
 }
 
-// Delete removes an ended process from its shim and, for a first process, its bundle and
-// root mount, also when the shim is dead. It fails with ErrNotFound if it is done already.
-func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error) {
-	i, err := t.shims.Get(sandboxID)
-	if err != nil {
-		return pod.Exit{}, err
-	}
-	if err := i.Settle(ctx); err != nil {
-		return pod.Exit{}, named(containerID, execID, err)
-	}
-	var resp taskapi.DeleteResponse
-	req := &taskapi.DeleteRequest{ID: containerID, ExecID: execID}
-	err = i.Task(ctx, "Delete", req, &resp)
-	if errdefs.IsUnavailable(err) {
-		// The shim ended, or was told to, meanwhile: what it left is known once that is done.
-		if err := i.Settle(ctx); err != nil {
-			return pod.Exit{}, named(containerID, execID, err)
-		}
-		if !i.Status().Ended {
-			err = i.Task(ctx, "Delete", req, &resp)
-		}
-	}
-	switch {
-	case err == nil:
-		e := pod.Exit{Pid: resp.GetPid(), Code: resp.GetExitStatus(), At: timeOf(resp.GetExitedAt())}
-		if execID == "" {
-			err = i.RemoveContainer(containerID)
-		}
-		return e, named(containerID, execID, err)
-	case execID != "" && i.Status().Ended:
-		return pod.Exit{}, named(containerID, execID, errdefs.ErrNotFound)
-	case execID == "" && (errdefs.IsNotFound(err) || i.Status().Ended):
-		// The shim has no such task, but a bundle may be left: of a deletion that was cut
-		// off, or of a shim that is dead.
-		return i.Discard(ctx, containerID)
-	default:
-		return pod.Exit{}, named(containerID, execID, err)
-	}
-}
-
 // State asks for the state of a process. Of a dead shim's container it is what the clean-up
 // found out.
 func (t *Tasks) State(ctx context.Context, sandboxID, containerID, execID string) (port.TaskState, error) {

@@ -14,7 +14,6 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -71,8 +70,7 @@ func removeContainer(ctx context.Context, id, bundle string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, removeTime)
 	defer cancel()
-	client := r.Client(bundle)
-	err = client.Delete(ctx, id, &runc.DeleteOpts{Force: true})
+	err = r.Delete(ctx, bundle, id)
 	rootfs := filepath.Join(bundle, "rootfs")
 	if umountErr := mount.UnmountRecursive(rootfs, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); umountErr != nil && !errors.Is(umountErr, fs.ErrNotExist) {
 		err = errors.Join(err, umountErr)

@@ -86,7 +86,7 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 	e.Sandboxes = sandbox.New(sandbox.Parts{
 		Table: e.table, Work: e.work, Driver: e.Tasks, Containers: e.Containers, Views: e.Views, Network: p.Network,
 		Namespaces: p.Namespaces, Files: p.Files, Controller: p.Controller, ImageVolumes: p.ImageVolumes, Specs: p.Specs,
-		Cgroups: p.Cgroups, Handler: cfg.Handler, BootID: cfg.BootID, Log: log, Tracer: tracer,
+		Tasks: p.Tasks, Handler: cfg.Handler, BootID: cfg.BootID, Log: log, Tracer: tracer,
 	})
 	e.Capture = capture.New(capture.Parts{
 		Table: e.table, Work: e.work, Tasks: p.Tasks, Rootfs: p.Rootfs, Images: p.Images, Handler: cfg.Handler,

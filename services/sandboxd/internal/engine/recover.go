@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
 
 // Recover brings the records back to life. It never fails because of one object: what
-// cannot be brought back is shown as ended, so that kubelet removes it. The controller must
-// have loaded its shims before; shims are the sandboxes that it found. Lists answer only
-// after the records are complete.
-func (e *Engine) Recover(ctx context.Context, shims []string) error {
+// cannot be brought back is shown as ended, so that kubelet removes it. load lets the
+// controller find its shims again and returns their sandboxes; it is called when MadeWith
+// answers. Lists answer only after the records are complete.
+func (e *Engine) Recover(ctx context.Context, load func(ctx context.Context) (sandboxes []string, err error)) error {
 	snap, err := e.table.Load()
 	if err != nil {
 		return err
@@ -26,6 +27,10 @@ func (e *Engine) Recover(ctx context.Context, shims []string) error {
 		e.log.ErrorContext(ctx, "records cannot be read and are left alone", slog.String("bucket", bucket), slog.Any("keys", keys))
 	}
 	e.fill(ctx, snap)
+	shims, err := load(ctx)
+	if err != nil {
+		return err
+	}
 	g := new(errgroup.Group)
 	g.SetLimit(16)
 	for _, s := range e.table.Sandboxes() {
@@ -57,6 +62,17 @@ func (e *Engine) fill(ctx context.Context, snap store.Snapshot) {
 		s.Handler, _ = e.cfg.Handler(s.Record().GetRuntimeHandler()) // a handler that is gone matters only to new containers
 		s.Files = e.p.Files.Paths(s.ID, s.Record().GetConfig())
 	}
+}
+
+// MadeWith returns the handler that a sandbox was made with and the boot of the machine in which
+// it was, as its record tells; false for a sandbox without a record, or whose handler is not
+// configured any more.
+func (e *Engine) MadeWith(sandboxID string) (h pod.Handler, bootID string, ok bool) {
+	s, err := e.table.Sandbox(sandboxID)
+	if err != nil || s.Handler.Name == "" {
+		return pod.Handler{}, "", false
+	}
+	return s.Handler, s.Record().GetBootId(), true
 }
 
 // removeOrphans removes what no record names: root file systems and folders of containers

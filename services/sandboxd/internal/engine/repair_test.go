@@ -133,11 +133,11 @@ func TestRemovalClearsTheCgroup(t *testing.T) {
 	n := start(t, w, "boot")
 	n.session(t, "gw")
 	id := startContainer(t, n, runPod(t, n, "a"), "c")
-	w.set("cgroups.clear", errInjected)
+	w.set("tasks.clear", errInjected)
 	if _, err := n.Containers.Remove(t.Context(), id); !errors.Is(err, errInjected) {
 		t.Errorf("remove: %v", err)
 	}
-	w.set("cgroups.clear", nil)
+	w.set("tasks.clear", nil)
 	if _, err := n.Containers.Remove(t.Context(), id); err != nil {
 		t.Errorf("remove again: %v", err)
 	}

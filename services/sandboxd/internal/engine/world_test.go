@@ -143,9 +143,9 @@ func start(t *testing.T, w *world, bootID string) *node {
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
 		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
-		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Programs: programs{w}, Cgroups: cgroups{w},
+		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Programs: programs{w}, Cgroups: cgroups{},
 	}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
-	err = e.Recover(t.Context(), nil)
+	err = e.Recover(t.Context(), func(context.Context) ([]string, error) { return nil, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -486,6 +486,11 @@ func (k tasks) CheckpointReady(context.Context, pod.Handler) error {
 	return k.w.do("criu", func() {})
 }
 
+// Clear ends and removes what a shim left.
+func (k tasks) Clear(_ context.Context, _ pod.Handler, id, _ string) error {
+	return k.w.do("tasks.clear", func() { delete(k.w.holds, "cgroup "+id) })
+}
+
 type ioPort struct{ w *world }
 
 func (i ioPort) Open(_ context.Context, id string, _ port.IOSpec) (pod.Stdio, error) {
@@ -554,15 +559,11 @@ func (p programs) Heeds(uint32, syscall.Signal) bool {
 	return p.w.do("programs.heeds", func() {}) == nil
 }
 
-type cgroups struct{ w *world }
+type cgroups struct{}
 
 func (cgroups) OOMKills(string) uint64 { return 0 }
 
-func (g cgroups) SetOOMScore(context.Context, string, string, int, int) error { return nil }
-
-func (g cgroups) Clear(_ context.Context, id, _ string) error {
-	return g.w.do("cgroups.clear", func() { delete(g.w.holds, "cgroup "+id) })
-}
+func (cgroups) SetOOMScore(context.Context, string, string, int, int) error { return nil }
 
 var errInjected = errors.New("injected")
 

@@ -224,7 +224,7 @@ func TestReloadStates(t *testing.T) {
 	}
 
 	m2, _ := newManager(t, dir)
-	loaded, err := m2.Reload(t.Context())
+	loaded, err := m2.Reload(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,6 +254,67 @@ func TestReloadStates(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// What a bundle has lost of its shim's description comes from elsewhere: a shim that lives is
+// used again, and one that is dead is cleaned up after by its own program.
+func TestReloadWithoutDescription(t *testing.T) {
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	lives, other := shimtest.Fake(t, dir, "proto", "shim"), shimtest.Fake(t, dir, "json", "")
+	byID, want := map[string]pod.Handler{}, map[string]string{}
+	begin := func(h, known pod.Handler, then string) {
+		i, err := startFake(t, m, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		byID[i.ID()], want[i.ID()] = known, then
+		if err := os.Truncate(filepath.Join(i.Bundle().Dir(), "sandbox.json"), 3); err != nil {
+			t.Fatal(err)
+		}
+		if then == "dead" {
+			if err := killIn(t.Context(), i.Bundle().Dir()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	begin(lives, lives, "alive")
+	begin(lives, lives, "dead")
+	begin(lives, pod.Handler{}, "unknown")
+	notExecuted := other
+	notExecuted.ShimPath = "/bin/sh" // the configuration has changed
+	begin(other, notExecuted, "another shim")
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m2, _ := newManager(t, dir)
+	loaded, err := m2.Reload(t.Context(), func(id string) (pod.Handler, string, bool) {
+		return byID[id], m.bootID, byID[id].Name != ""
+	})
+	if err != nil || len(loaded) != len(want) {
+		t.Fatalf("loaded %+v, %v", loaded, err)
+	}
+	for _, l := range loaded {
+		i, err := m2.Get(l.SandboxID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expected := want[l.SandboxID]
+		restored := expected == "alive" || expected == "dead"
+		if l.Alive != (expected == "alive") || (l.Err == nil) != l.Alive {
+			t.Errorf("%s: loaded %+v", expected, l)
+		}
+		if restored != (i.Meta().RuntimeType == lives.RuntimeType) || restored && (i.Meta().ShimPath != lives.ShimPath || i.Meta().BootID != m.bootID) {
+			t.Errorf("%s: description %+v", expected, i.Meta())
+		}
+		if saved, err := i.Bundle().Meta(); (err == nil) != restored || restored && saved != i.Meta() {
+			t.Errorf("%s: saved %+v, %v", expected, saved, err)
+		}
+		if err := m2.Shutdown(t.Context(), l.SandboxID); err != nil {
+			t.Error(err)
+		}
+	}
+	shimtest.NothingLeft(t, dir)
 }
 
 // A shim that accepts connections and never answers delays only itself, and is used again
@@ -286,7 +347,7 @@ func TestReloadMuteShim(t *testing.T) {
 	}
 	m2, _ := newManager(t, dir)
 	began := time.Now()
-	loaded, err := m2.Reload(t.Context())
+	loaded, err := m2.Reload(t.Context(), nil)
 	if err != nil || len(loaded) != 2 {
 		t.Fatalf("%+v, %v", loaded, err)
 	}

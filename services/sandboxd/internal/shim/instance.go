@@ -54,22 +54,24 @@ type Instance struct {
 	struck   map[string]bool     // containers whose first process KillAll has sent SIGKILL
 	killed   map[string]pod.Exit // of containers that KillAll ended
 	diedAt   time.Time
-	changed  chan struct{}      // closed and replaced at each change of the state and of killed
-	abort    context.CancelFunc // ends a Start
+	discards map[string]chan struct{} // of containers that are being discarded; closed at its end
+	changed  chan struct{}            // closed and replaced at each change of the state and of killed
+	abort    context.CancelFunc       // ends a Start
 }
 
 func (m *Manager) newInstance(b bundle.Pod, meta bundle.Meta) *Instance {
 	return &Instance{
-		m:       m,
-		bundle:  b,
-		meta:    meta,
-		log:     m.log.With(slog.String("sandbox_id", b.ID())),
-		busy:    make(chan struct{}, 1),
-		ended:   make(chan struct{}),
-		exits:   map[string]pod.Exit{},
-		struck:  map[string]bool{},
-		killed:  map[string]pod.Exit{},
-		changed: make(chan struct{}),
+		m:        m,
+		bundle:   b,
+		meta:     meta,
+		log:      m.log.With(slog.String("sandbox_id", b.ID())),
+		busy:     make(chan struct{}, 1),
+		ended:    make(chan struct{}),
+		exits:    map[string]pod.Exit{},
+		struck:   map[string]bool{},
+		killed:   map[string]pod.Exit{},
+		discards: map[string]chan struct{}{},
+		changed:  make(chan struct{}),
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 )
 
@@ -33,9 +34,14 @@ type Loaded struct {
 	Containers []string
 }
 
+// Known tells which handler a sandbox was made with, and in which boot of the machine, from
+// elsewhere than its bundle; false for a sandbox that is not known.
+type Known func(sandboxID string) (h pod.Handler, bootID string, ok bool)
+
 // Reload connects to the shims of all bundles, side by side, each within its own limit, and
-// cleans up after those that are dead. It is called once, before anything else.
-func (m *Manager) Reload(ctx context.Context) ([]Loaded, error) {
+// cleans up after those that are dead. What a bundle has lost is taken from known, which may be
+// nil. It is called once, before anything else.
+func (m *Manager) Reload(ctx context.Context, known Known) ([]Loaded, error) {
 	if err := bundle.Sweep(m.cfg.Dir); err != nil {
 		m.log.WarnContext(ctx, "rests of bundles", slog.String("error", err.Error()))
 	}
@@ -46,7 +52,7 @@ func (m *Manager) Reload(ctx context.Context) ([]Loaded, error) {
 	loaded := make([]Loaded, len(ids))
 	var wg sync.WaitGroup
 	for n, id := range ids {
-		wg.Go(func() { loaded[n] = m.load(ctx, id) })
+		wg.Go(func() { loaded[n] = m.load(ctx, id, known) })
 	}
 	wg.Wait()
 	m.sweepSockets(ctx)
@@ -55,7 +61,7 @@ func (m *Manager) Reload(ctx context.Context) ([]Loaded, error) {
 }
 
 // load brings one sandbox back.
-func (m *Manager) load(ctx context.Context, id string) Loaded {
+func (m *Manager) load(ctx context.Context, id string, known Known) Loaded {
 	out := Loaded{SandboxID: id}
 	b, err := bundle.Open(m.cfg.Dir, id)
 	if err != nil {
@@ -65,10 +71,7 @@ func (m *Manager) load(ctx context.Context, id string) Loaded {
 	out.Containers, _ = b.Containers()
 	meta, metaErr := b.Meta()
 	if metaErr != nil {
-		// Who works in the bundle is the shim, whose program can still clean up after it.
-		if program := programIn(b.Dir()); program != "" {
-			meta.ShimPath, meta.BootID = program, m.bootID
-		}
+		meta, metaErr = m.restoreMeta(ctx, b, known, metaErr)
 	}
 	i := m.newInstance(b, meta)
 	m.mu.Lock()
@@ -103,6 +106,45 @@ func (m *Manager) load(ctx context.Context, id string) Loaded {
 	}
 	i.bury(ctx)
 	return out
+}
+
+// restoreMeta finds out anew what a bundle does not tell any more. It returns the error that it
+// was given if that is not all of it; the metadata are then just enough to clean up by.
+func (m *Manager) restoreMeta(ctx context.Context, b bundle.Pod, known Known, lost error) (bundle.Meta, error) {
+	// Who works in the bundle is the shim.
+	program := programIn(b.Dir())
+	meta := bundle.Meta{ShimPath: program}
+	if program != "" {
+		meta.BootID = m.bootID
+	}
+	if known == nil {
+		return meta, lost
+	}
+	h, bootID, ok := known(b.ID())
+	if !ok {
+		return meta, lost
+	}
+	path, err := Binary(h)
+	if err != nil {
+		return meta, errors.Join(lost, err)
+	}
+	if program != "" && !sameFile(program, path) {
+		return meta, lost // the handler has another shim by now
+	}
+	meta = bundle.Meta{Sandboxer: h.Sandboxer, RuntimeType: h.RuntimeType, ShimPath: path, BootID: bootID}
+	if err := b.SaveMeta(meta); err != nil {
+		return meta, errors.Join(lost, err)
+	}
+	m.log.WarnContext(ctx, "description of a sandbox bundle restored from its record",
+		slog.String("sandbox_id", b.ID()), slog.String("error", lost.Error()))
+	return meta, nil
+}
+
+// sameFile says whether two paths lead to the same file.
+func sameFile(a, b string) bool {
+	sa, errA := os.Stat(a)
+	sb, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(sa, sb)
 }
 
 // resume connects to a shim that an earlier process started. It returns nil for a shim

@@ -245,10 +245,16 @@ func (i *Instance) RemoveContainer(containerID string) error {
 	return nil
 }
 
-// Discard removes a container that its shim does not know, or does not know any more: what
-// is left of it and its bundle. It returns the container's exit as far as it is known, and
-// fails with ErrNotFound if there is no bundle.
+// Discard removes a container without its shim, which does not know it, does not know it any
+// more, or does not answer: what is left of it and its bundle. It returns the container's exit
+// as far as it is known, and fails with ErrNotFound if there is no bundle. One call at a time
+// works on a container; the others wait for it.
 func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, error) {
+	done, err := i.beginDiscard(ctx, containerID)
+	if err != nil {
+		return pod.Exit{}, err
+	}
+	defer done()
 	if !i.bundle.HasContainer(containerID) {
 		return pod.Exit{}, fmt.Errorf("container %q: %w", containerID, errdefs.ErrNotFound)
 	}
@@ -260,4 +266,29 @@ func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, e
 		}
 	}
 	return e, i.RemoveContainer(containerID)
+}
+
+// beginDiscard waits for the right to discard a container.
+func (i *Instance) beginDiscard(ctx context.Context, containerID string) (done func(), err error) {
+	for {
+		i.mu.Lock()
+		other := i.discards[containerID]
+		if other == nil {
+			own := make(chan struct{})
+			i.discards[containerID] = own
+			i.mu.Unlock()
+			return func() {
+				i.mu.Lock()
+				delete(i.discards, containerID)
+				i.mu.Unlock()
+				close(own)
+			}, nil
+		}
+		i.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }

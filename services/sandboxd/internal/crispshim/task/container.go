@@ -212,7 +212,7 @@ func (c *Container) unmount() error {
 func (c *Container) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
-	if err := c.runc.Delete(ctx, c.spec.ID, &runc.DeleteOpts{Force: true}); err != nil {
+	if err := c.runtime.Delete(ctx, c.spec.Bundle, c.spec.ID); err != nil {
 		c.host.Log.DebugContext(ctx, "rest of a failed creation", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 	}
 	c.unwatchOOM()

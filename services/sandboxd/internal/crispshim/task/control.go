@@ -8,7 +8,6 @@ import (
 
 	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -103,9 +102,8 @@ func (c *Container) remove(ctx context.Context) error {
 	if err := c.Group().Kill(kctx); err != nil {
 		return err
 	}
-	since := sizeOf(c.runc.Log)
-	if err := c.runc.Delete(ctx, c.spec.ID, &runc.DeleteOpts{Force: true}); err != nil {
-		return runtimeError(err, "delete", c.runc.Log, since)
+	if err := c.runtime.Delete(ctx, c.spec.Bundle, c.spec.ID); err != nil {
+		return err
 	}
 	c.unwatchOOM()
 	errs := []error{c.init.disconnect()}

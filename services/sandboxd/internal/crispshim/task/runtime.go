@@ -3,6 +3,7 @@ package task
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -82,6 +83,22 @@ func (r Runtime) Client(bundle string) *runc.Runc {
 		PdeathSignal:  syscall.SIGKILL,
 		SystemdCgroup: r.SystemdCgroup,
 	}
+}
+
+// Delete lets the runtime end and remove a container. It fails, and can be repeated, as long as
+// the runtime's folder of the container is there: a second delete command finds no state in it
+// and takes that for success.
+func (r Runtime) Delete(ctx context.Context, bundle, id string) error {
+	client := r.Client(bundle)
+	since := sizeOf(client.Log)
+	err := client.Delete(ctx, id, &runc.DeleteOpts{Force: true})
+	if err != nil {
+		return runtimeError(err, "delete", client.Log, since)
+	}
+	if err := os.RemoveAll(filepath.Join(r.Root, id)); err != nil {
+		return fmt.Errorf("runtime delete left the state: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	return nil
 }
 
 // runtimeError replaces the error of a failed command by what the runtime said in its log

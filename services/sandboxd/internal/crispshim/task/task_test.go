@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/task"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/task/tasktest"
@@ -120,6 +122,42 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 		t.Errorf("delete of a container that never ran: %v", err)
 	}
 	n.Clean()
+}
+
+// A runtime whose delete command fails may say the next time that there is nothing to delete:
+// the deletion is over when its folder of the container is gone, and not before.
+func TestDeletionInsistsOnTheStateOfTheRuntime(t *testing.T) {
+	testkit.NeedRoot(t)
+	n := tasktest.New(t)
+	c := create(t, n, n.Spec("c", "exit 0"))
+	p := first(t, c)
+	start(t, p)
+	wait(t, p, 0)
+	state := filepath.Join(n.Options().GetRoot(), "ns", "c")
+	place := filepath.Join(state, "obstacle")
+	if err := os.Mkdir(place, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", place, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	release := func() { _ = unix.Unmount(place, unix.MNT_DETACH) }
+	t.Cleanup(release)
+	for range 3 {
+		if err := c.Delete(t.Context()); err == nil || !strings.Contains(err.Error(), state) {
+			t.Errorf("delete with an obstacle: %v", err)
+		}
+	}
+	if got := n.Events(); strings.Contains(got, "delete") {
+		t.Errorf("events %s before the deletion", got)
+	}
+	release()
+	if err := c.Delete(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(state); !os.IsNotExist(err) {
+		t.Errorf("the state: %v, want it gone", err)
+	}
 }
 
 func TestExecs(t *testing.T) {

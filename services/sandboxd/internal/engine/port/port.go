@@ -218,6 +218,11 @@ type Tasks interface {
 	// Delete removes an ended process from its shim and, for a first process, its bundle and
 	// root mount. It works on dead shims too. ErrNotFound means it is done already.
 	Delete(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error)
+	// Clear ends and removes what is left of a container, or of a pod's own process, that its
+	// shim should have removed and did not: what runs in its cgroup, the cgroup, and what the
+	// handler's OCI runtime keeps of it. A cgroup that does not name the id is left alone.
+	// Nothing being left is not an error; what cannot be removed is one until it can be.
+	Clear(ctx context.Context, handler pod.Handler, id, cgroupsPath string) error
 	State(ctx context.Context, sandboxID, containerID, execID string) (TaskState, error)
 	Pids(ctx context.Context, sandboxID, containerID string) ([]uint32, error)
 	ResizePty(ctx context.Context, sandboxID, containerID, execID string, size pod.TerminalSize) error
@@ -340,15 +345,11 @@ type Programs interface {
 	Heeds(pid uint32, sig syscall.Signal) bool
 }
 
-// Cgroups reads and ends what runs in cgroups.
+// Cgroups reads and changes what runs in cgroups.
 type Cgroups interface {
 	// OOMKills returns how many processes of a cgroup the kernel killed for lack of memory;
 	// 0 if the cgroup is gone.
 	OOMKills(cgroupsPath string) uint64
-	// Clear kills what still runs in the cgroup of a container or sandbox and removes the
-	// cgroup. One that does not name the id is left alone, and one that is gone is not an
-	// error.
-	Clear(ctx context.Context, id, cgroupsPath string) error
 	// SetOOMScore changes the OOM score adjustment of a container's processes that have the
 	// value from. Errors: ErrInvalidArgument for a cgroup that is not the container's own.
 	SetOOMScore(ctx context.Context, id, cgroupsPath string, from, to int) error

@@ -34,7 +34,7 @@ type Parts struct {
 	Controller   port.Controller
 	ImageVolumes port.ImageVolumes
 	Specs        port.Specs
-	Cgroups      port.Cgroups
+	Tasks        port.Tasks
 	Handler      func(name string) (pod.Handler, error)
 	// BootID is of the running kernel; records of another one are of before a reboot.
 	BootID string

@@ -138,7 +138,7 @@ func (u *UseCases) teardown(ctx context.Context, s *table.Sandbox) error {
 	}, ev)
 }
 
-// clearInit ends a pod's own process and removes its cgroup. Its shim has done so already,
+// clearInit ends a pod's own process and removes what is left of it. Its shim has done so already,
 // unless it died or its bundle was lost.
 func (u *UseCases) clearInit(ctx context.Context, s *table.Sandbox) error {
 	cfg := s.Record().GetConfig()
@@ -149,11 +149,7 @@ func (u *UseCases) clearInit(ctx context.Context, s *table.Sandbox) error {
 	if err != nil || init.Linux == nil {
 		return nil //nolint:nilerr // what cannot be described was not started
 	}
-	err = u.p.Cgroups.Clear(ctx, s.ID, init.Linux.CgroupsPath)
-	if err != nil {
-		return fmt.Errorf("clear cgroup: %w", err)
-	}
-	return nil
+	return u.p.Tasks.Clear(ctx, s.Handler, s.ID, init.Linux.CgroupsPath)
 }
 
 func (u *UseCases) shutdownShim(ctx context.Context, id string) error {

@@ -40,9 +40,9 @@ func (d *Driver) followExit(c *table.Container) {
 			}
 			exit = pod.Exit{Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}
 			// Who is shown as ended must not run on.
-			err := d.p.Cgroups.Clear(ctx, c.ID, c.Record().GetCgroupsPath())
+			err := d.p.Tasks.Clear(ctx, c.Sandbox.Handler, c.ID, c.Record().GetCgroupsPath())
 			if err != nil {
-				d.p.Log.WarnContext(ctx, "cgroup of a lost container is not cleared", slog.String("container_id", c.ID), slog.Any("error", err))
+				d.p.Log.WarnContext(ctx, "rests of a lost container remain", slog.String("container_id", c.ID), slog.Any("error", err))
 			}
 		}
 		select {

@@ -165,7 +165,7 @@ func signalNumber(name string) syscall.Signal {
 }
 
 // Discard removes what an ended container still has of a task: the task itself unless it
-// was deleted before, its cgroup and its streams. The caller has the turn. It may be
+// was deleted before, its cgroup, the OCI runtime's state and its streams. The caller has the turn. It may be
 // repeated.
 func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
 	rec := c.Record()
@@ -182,10 +182,10 @@ func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
 			return fmt.Errorf("delete task: %w", err)
 		}
 	}
-	// The shim has done this already, unless its bundle was lost.
-	err := d.p.Cgroups.Clear(ctx, c.ID, rec.GetCgroupsPath())
+	// The shim has done this already, unless it died, its bundle was lost, or the runtime lied.
+	err := d.p.Tasks.Clear(ctx, c.Sandbox.Handler, c.ID, rec.GetCgroupsPath())
 	if err != nil {
-		return fmt.Errorf("clear cgroup: %w", err)
+		return err
 	}
 	return d.p.IO.Close(ctx, c.ID)
 }

@@ -111,6 +111,15 @@ func (p Pod) Meta() (Meta, error) {
 	return m, nil
 }
 
+// SaveMeta replaces what Create was given.
+func (p Pod) SaveMeta(m Meta) error {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("sandbox %q: %w", p.id, err)
+	}
+	return WriteFile(filepath.Join(p.dir, metaFile), data)
+}
+
 // ContainerDir is the bundle of a container. The id of the sandbox names the sandbox's own
 // init process, whose bundle is the sandbox's.
 func (p Pod) ContainerDir(id string) string {

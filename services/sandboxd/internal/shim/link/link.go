@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
@@ -32,6 +33,9 @@ const (
 	ProtocolTTRPC = "ttrpc"
 	ProtocolGRPC  = "grpc"
 )
+
+// closeLag bounds the time between the failure of a call and the end of its connection.
+const closeLag = time.Second
 
 // Names of the services of a shim.
 const (
@@ -196,6 +200,7 @@ func (c *Conn) call(ctx context.Context, service, method string, req, resp proto
 func (c *Conn) native(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, ttrpc.ErrStreamClosed):
+		c.awaitClosed(ctx)
 		return fmt.Errorf("connection lost: %w", errdefs.ErrUnavailable)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
@@ -214,4 +219,17 @@ func (c *Conn) native(ctx context.Context, err error) error {
 		return fmt.Errorf("%s: %w", native.Error(), errdefs.ErrInternal)
 	}
 	return native
+}
+
+// awaitClosed waits a moment until the loss of the connection shows in Closed too, which
+// ttrpc tells a little later: who learns of the loss by a call must not find the connection
+// still in order when looking at it, and use it again.
+func (c *Conn) awaitClosed(ctx context.Context) {
+	t := time.NewTimer(closeLag)
+	defer t.Stop()
+	select {
+	case <-c.closed:
+	case <-ctx.Done():
+	case <-t.C:
+	}
 }

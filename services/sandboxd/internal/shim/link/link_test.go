@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
@@ -144,6 +146,26 @@ func TestCalls(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whoever learns of a loss by a call finds the connection closed, and does not use it again.
+func TestLossShowsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Conn{closed: make(chan struct{})}
+		c.invoke = func(context.Context, string, string, proto.Message, proto.Message) error {
+			time.AfterFunc(closeLag/2, func() { close(c.closed) }) // ttrpc tells it a little later
+			return ttrpc.ErrClosed
+		}
+		err := c.Task(t.Context(), 3, "Kill", &taskapi.KillRequest{}, &emptypb.Empty{})
+		if !errdefs.IsUnavailable(err) {
+			t.Error(err)
+		}
+		select {
+		case <-c.Closed():
+		default:
+			t.Error("the call returned before the connection was seen closed")
+		}
+	})
 }
 
 func TestDialErrors(t *testing.T) {
