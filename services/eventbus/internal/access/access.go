@@ -124,8 +124,8 @@ func permissions(role Role, stream string) *natsd.Permissions {
 	return p
 }
 
-// consume lists the requests with which a reader finds the stream, keeps consumers of
-// its own, and fetches and acknowledges messages.
+// consume lists the requests with which a reader finds the stream, keeps and removes
+// consumers of its own, and fetches and acknowledges messages.
 func consume(stream string) []string {
 	return []string{
 		"$JS.API.STREAM.INFO." + stream,
@@ -133,6 +133,7 @@ func consume(stream string) []string {
 		"$JS.API.CONSUMER.CREATE." + stream,
 		"$JS.API.CONSUMER.CREATE." + stream + ".>",
 		"$JS.API.CONSUMER.DURABLE.CREATE." + stream + ".>",
+		"$JS.API.CONSUMER.DELETE." + stream + ".>",
 		"$JS.API.CONSUMER.MSG.NEXT." + stream + ".>",
 		"$JS.ACK." + stream + ".>",
 	}

@@ -352,6 +352,13 @@ func TestNobodyElseMayConnect(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "X", Subjects: []string{"x"}}); err == nil {
 		t.Error("a reader created a stream")
 	}
+	consumer, err := js.CreateConsumer(t.Context(), events.DefaultStream, jetstream.ConsumerConfig{Name: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteConsumer(t.Context(), events.DefaultStream, consumer.CachedInfo().Name); err != nil {
+		t.Errorf("a reader's consumer stays: %v", err)
+	}
 	reader := b.publisher(t, access.Tail)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
