@@ -143,18 +143,20 @@ func (specPort) MergeNRI(current *criv1.LinuxContainerResources, update *nri.Lin
 	return resource.MergeCRI(current, resource.NRIToCRI(update))
 }
 
-func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error) {
-	change, err := resource.FromCRI(r, p.builder().Host())
+func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (change, undo *specs.LinuxResources, err error) {
+	on := p.builder().Host()
+	change, err = resource.FromCRI(r, on)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if plugin != nil {
-		wanted, err := resource.UpdateFromNRI(plugin, p.builder().Host())
+		wanted, err := resource.UpdateFromNRI(plugin, on)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		resource.Merge(change, wanted)
 	}
+	undo = resource.Restoring(spec.Linux.Resources, change)
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
 	}
@@ -162,7 +164,7 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 	if r.GetOomScoreAdj() != 0 && spec.Process != nil {
 		spec.Process.OOMScoreAdj = new(p.builder().OOMScore(r.GetOomScoreAdj()))
 	}
-	return change, nil
+	return resource.Checked(change, on), undo, nil
 }
 
 func (specPort) Resources(spec *specs.Spec) *criv1.LinuxContainerResources {

@@ -433,9 +433,17 @@ func (tasks) ResizePty(context.Context, string, string, string, pod.TerminalSize
 	return nil
 }
 func (tasks) CloseIO(context.Context, string, string, string) error { return nil }
-func (k tasks) Update(context.Context, string, string, *specs.LinuxResources, map[string]string) error {
+
+// Update changes the limit also where it fails, as a runtime does that is refused half way.
+func (k tasks) Update(_ context.Context, _, id string, r *specs.LinuxResources, _ map[string]string) error {
+	k.w.mu.Lock()
+	if r.Memory != nil && r.Memory.Limit != nil {
+		k.w.limits[id] = *r.Memory.Limit
+	}
+	k.w.mu.Unlock()
 	return k.w.do("tasks.update", func() {})
 }
+
 func (tasks) Stats(context.Context, string, string) (*anypb.Any, error) { return nil, nil }
 
 // move changes the state of a running or paused process.
@@ -532,9 +540,19 @@ func (specPort) MergeNRI(c *criv1.LinuxContainerResources, _ *nri.LinuxResources
 	return c
 }
 
-func (specPort) SetResources(_ *specs.Spec, r *criv1.LinuxContainerResources, _ *nri.LinuxResources) (*specs.LinuxResources, error) {
-	limit := r.GetMemoryLimitInBytes()
-	return &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}, nil
+func (specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, _ *nri.LinuxResources) (change, undo *specs.LinuxResources, err error) {
+	undo = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(int64(-1))}}
+	if spec.Linux != nil && spec.Linux.Resources != nil {
+		undo = spec.Linux.Resources
+	}
+	change = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(r.GetMemoryLimitInBytes())}}
+	if spec.Linux != nil {
+		spec.Linux.Resources = &specs.LinuxResources{Memory: change.Memory}
+		for _, l := range r.GetHugepageLimits() {
+			spec.Linux.Resources.HugepageLimits = append(spec.Linux.Resources.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
+		}
+	}
+	return change, undo, nil
 }
 func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return nil }
 func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -45,10 +46,14 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 	if err != nil {
 		return view.Container{}, err
 	}
-	before := oomScore(spec)
-	change, err := u.p.Specs.SetResources(spec, wanted, plugin)
+	before, pages := oomScore(spec), hugepages(spec)
+	change, undo, err := u.p.Specs.SetResources(spec, wanted, plugin)
 	if err != nil {
 		return view.Container{}, fmt.Errorf("container %q: %w", id, err)
+	}
+	if rec.GetState() == table.ContainerRunning && !maps.Equal(pages, hugepages(spec)) {
+		// OCI runtimes have no way to change them, and would say nothing.
+		return view.Container{}, fmt.Errorf("container %q: limits of huge pages cannot change while it runs: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	score := oomScore(spec)
 	if score != nil {
@@ -59,13 +64,13 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 		return view.Container{}, err
 	}
 	if rec.GetState() == table.ContainerRunning {
-		err = u.p.Tasks.Update(ctx, c.Sandbox.ID, id, change, annotations)
+		err = refused(u.p.Tasks.Update(ctx, c.Sandbox.ID, id, change, annotations))
 		if err == nil {
 			err = u.setOOMScore(ctx, c, before, score)
 		}
 		if err != nil {
-			work.Undo(ctx, func(ctx context.Context) { u.restoreResources(ctx, c, rec) })
-			return view.Container{}, fmt.Errorf("container %q: %w", id, err)
+			work.Undo(ctx, func(ctx context.Context) { u.restoreResources(ctx, c, undo) })
+			return view.Container{}, err
 		}
 	}
 	err = u.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
@@ -74,10 +79,24 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 		return nil, nil
 	})
 	if err != nil {
-		work.Undo(ctx, func(ctx context.Context) { u.restoreResources(ctx, c, rec) })
+		work.Undo(ctx, func(ctx context.Context) {
+			u.restoreResources(ctx, c, undo)
+			if scoreErr := u.setOOMScore(ctx, c, score, before); scoreErr != nil {
+				u.p.Log.WarnContext(ctx, "OOM score not restored", slog.String("container_id", c.ID), slog.Any("error", scoreErr))
+			}
+		})
 		return view.Container{}, err
 	}
 	return u.p.Views.Of(c), nil
+}
+
+// refused classifies what an OCI runtime says about a change. Its words have no class: the
+// kernel refused a value, or the container has just ended.
+func refused(err error) error {
+	if err != nil && (errdefs.IsInternal(err) || errdefs.IsUnknown(err)) {
+		return fmt.Errorf("the change is refused: %w: %v", errdefs.ErrFailedPrecondition, err) //nolint:errorlint // the cause's class must not win
+	}
+	return err
 }
 
 // oomScore is the OOM score adjustment of a specification; nil for none.
@@ -94,20 +113,31 @@ func (u *UseCases) setOOMScore(ctx context.Context, c *table.Container, before, 
 	if before == nil || after == nil || *before == *after {
 		return nil
 	}
-	return u.p.Cgroups.SetOOMScore(ctx, c.ID, c.Record().GetCgroupsPath(), *before, *after)
+	err := u.p.Cgroups.SetOOMScore(ctx, c.ID, c.Record().GetCgroupsPath(), *before, *after)
+	if err != nil {
+		return fmt.Errorf("container %q: OOM score adjustment: %w", c.ID, err)
+	}
+	return nil
 }
 
-// restoreResources brings a cgroup back to what the record says after a change that was
-// refused half way.
-func (u *UseCases) restoreResources(ctx context.Context, c *table.Container, rec *recordv1.Container) {
-	spec, err := c.Spec()
-	if err != nil {
+// hugepages are the limits of huge pages of a specification by page size.
+func hugepages(spec *specs.Spec) map[string]uint64 {
+	out := map[string]uint64{}
+	if spec.Linux != nil && spec.Linux.Resources != nil {
+		for _, l := range spec.Linux.Resources.HugepageLimits {
+			out[l.Pagesize] = l.Limit
+		}
+	}
+	return out
+}
+
+// restoreResources brings the cgroup of a running container back to what it was before a
+// change that was refused half way.
+func (u *UseCases) restoreResources(ctx context.Context, c *table.Container, undo *specs.LinuxResources) {
+	if c.Record().GetState() != table.ContainerRunning {
 		return
 	}
-	old, err := u.p.Specs.SetResources(spec, rec.GetResources(), nil)
-	if err == nil && rec.GetState() == table.ContainerRunning {
-		err = u.p.Tasks.Update(ctx, c.Sandbox.ID, c.ID, old, nil)
-	}
+	err := u.p.Tasks.Update(ctx, c.Sandbox.ID, c.ID, undo, nil)
 	if err != nil {
 		u.p.Log.WarnContext(ctx, "resources not restored", slog.String("container_id", c.ID), slog.Any("error", err))
 	}

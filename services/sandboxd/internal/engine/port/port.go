@@ -325,8 +325,8 @@ type Specs interface {
 	MergeNRI(current *criv1.LinuxContainerResources, update *nri.LinuxResources) *criv1.LinuxContainerResources
 	// SetResources writes resources and an OOM score adjustment other than zero into a
 	// specification, over them what a plugin wants (nil for nothing), and returns what a
-	// runtime's update call needs.
-	SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (*specs.LinuxResources, error)
+	// runtime's update call needs, and what it needs to take that back.
+	SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (change, undo *specs.LinuxResources, err error)
 	// Resources reads back the resources that a specification has.
 	Resources(spec *specs.Spec) *criv1.LinuxContainerResources
 	// Pod and Container are NRI's views.

@@ -83,7 +83,7 @@ func (u *UseCases) updateShim(ctx context.Context, s *table.Sandbox, rec *record
 	if total == nil {
 		return nil
 	}
-	limits, err := u.p.Specs.SetResources(&specs.Spec{}, total, nil)
+	limits, _, err := u.p.Specs.SetResources(&specs.Spec{}, total, nil)
 	if err != nil {
 		return err
 	}

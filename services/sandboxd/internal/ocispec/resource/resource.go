@@ -159,6 +159,84 @@ func Merge(dst, src *specs.LinuxResources) {
 	dst.Devices = append(dst.Devices, src.Devices...)
 }
 
+// Checked returns a change that lowers no memory limit below what is in use: a unified
+// hierarchy would kill the container for it, where the older one refuses by itself.
+func Checked(change *specs.LinuxResources, on host.Facts) *specs.LinuxResources {
+	if !on.CgroupV2 || change.Memory == nil || change.Memory.Limit == nil {
+		return change
+	}
+	out, memory := *change, *change.Memory
+	memory.CheckBeforeUpdate = new(true)
+	out.Memory = &memory
+	return &out
+}
+
+// Restoring returns what takes a change back in a cgroup that had the resources before. What
+// had no value before gets the one that stands for no limit, or the kernel's default; a set of
+// processors or memory nodes, and keys of the unified hierarchy that are not known here, have
+// none and stay.
+func Restoring(before, change *specs.LinuxResources) *specs.LinuxResources {
+	if before == nil {
+		before = &specs.LinuxResources{}
+	}
+	out := &specs.LinuxResources{}
+	if c := change.CPU; c != nil {
+		old := orEmpty(before.CPU)
+		out.CPU = &specs.LinuxCPU{
+			Shares: earlier(c.Shares, old.Shares, 1024), Quota: earlier(c.Quota, old.Quota, -1), Period: earlier(c.Period, old.Period, 100_000),
+			Burst: earlier(c.Burst, old.Burst, 0), Idle: earlier(c.Idle, old.Idle, 0),
+			RealtimeRuntime: old.RealtimeRuntime, RealtimePeriod: old.RealtimePeriod,
+			Cpus: old.Cpus, Mems: old.Mems,
+		}
+	}
+	if m := change.Memory; m != nil {
+		old := orEmpty(before.Memory)
+		out.Memory = &specs.LinuxMemory{
+			Limit: earlier(m.Limit, old.Limit, -1), Swap: earlier(m.Swap, old.Swap, -1), Reservation: old.Reservation, Swappiness: old.Swappiness,
+		}
+	}
+	if p := change.Pids; p != nil {
+		out.Pids = &specs.LinuxPids{Limit: earlier(p.Limit, orEmpty(before.Pids).Limit, nri.UnlimitedPidsLimit)}
+	}
+	for key := range change.Unified {
+		value, known := before.Unified[key]
+		if !known {
+			value, known = unlimited()[key]
+		}
+		if known {
+			if out.Unified == nil {
+				out.Unified = make(map[string]string, len(change.Unified))
+			}
+			out.Unified[key] = value
+		}
+	}
+	return tidy(out)
+}
+
+// unlimited are the kernel's defaults of the files in a unified hierarchy.
+func unlimited() map[string]string {
+	return map[string]string{
+		"memory.min": "0", "memory.low": "0", "memory.high": "max", "memory.max": "max", "memory.swap.max": "max",
+		"memory.swap.high": "max", "memory.zswap.max": "max", "memory.oom.group": "0",
+		"cpu.weight": "100", "cpu.max": "max 100000", "cpu.idle": "0", "pids.max": "max",
+	}
+}
+
+// earlier is the value before a change, or the neutral one; nil for what does not change.
+func earlier[T any](changed, before *T, neutral T) *T {
+	if changed == nil || before != nil {
+		return before
+	}
+	return &neutral
+}
+
+func orEmpty[T any](v *T) *T {
+	if v == nil {
+		return new(T)
+	}
+	return v
+}
+
 func mergeMemory(dst, src *specs.LinuxMemory) {
 	pick(&dst.Limit, src.Limit)
 	pick(&dst.Reservation, src.Reservation)

@@ -62,6 +62,54 @@ func TestFromCRI(t *testing.T) {
 	}
 }
 
+func TestCheckedLimitsOfMemory(t *testing.T) {
+	t.Parallel()
+	limited := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(int64(5))}}
+	if got := Checked(limited, host.Facts{CgroupV2: true}).Memory; got.CheckBeforeUpdate == nil || !*got.CheckBeforeUpdate || *got.Limit != 5 {
+		t.Errorf("unified: %+v", got)
+	}
+	if limited.Memory.CheckBeforeUpdate != nil || Checked(limited, v1()).Memory.CheckBeforeUpdate != nil {
+		t.Error("a check that nobody asked for")
+	}
+	if got := Checked(&specs.LinuxResources{}, host.Facts{CgroupV2: true}); got.Memory != nil {
+		t.Errorf("without a limit: %+v", got.Memory)
+	}
+}
+
+// What takes a change back has the earlier value of all that changes, and lifts limits where
+// there was none.
+func TestRestoring(t *testing.T) {
+	t.Parallel()
+	number, unsigned := func(v int64) *int64 { return &v }, func(v uint64) *uint64 { return &v }
+	change := &specs.LinuxResources{
+		CPU:    &specs.LinuxCPU{Shares: unsigned(7), Quota: number(8), Period: unsigned(9), Cpus: "0"},
+		Memory: &specs.LinuxMemory{Limit: number(10), Swap: number(11)}, Pids: &specs.LinuxPids{Limit: number(12)},
+		Unified: map[string]string{"memory.high": "13", "memory.low": "14", "memory.min": "15", "odd": "16"},
+	}
+	before := &specs.LinuxResources{
+		CPU:    &specs.LinuxCPU{Shares: unsigned(1), Cpus: "0-1"},
+		Memory: &specs.LinuxMemory{Limit: number(2), Swap: number(3), Reservation: number(4)}, Pids: &specs.LinuxPids{Limit: number(5)},
+		Unified: map[string]string{"memory.high": "6", "other": "7"},
+	}
+	for name, tt := range map[string]struct{ before, change, want *specs.LinuxResources }{
+		"from nothing": {nil, change, &specs.LinuxResources{
+			CPU:    &specs.LinuxCPU{Shares: unsigned(1024), Quota: number(-1), Period: unsigned(100000)},
+			Memory: &specs.LinuxMemory{Limit: number(-1), Swap: number(-1)}, Pids: &specs.LinuxPids{Limit: number(-1)},
+			Unified: map[string]string{"memory.high": "max", "memory.low": "0", "memory.min": "0"},
+		}},
+		"from limits": {before, change, &specs.LinuxResources{
+			CPU:    &specs.LinuxCPU{Shares: unsigned(1), Quota: number(-1), Period: unsigned(100000), Cpus: "0-1"},
+			Memory: &specs.LinuxMemory{Limit: number(2), Swap: number(3), Reservation: number(4)}, Pids: &specs.LinuxPids{Limit: number(5)},
+			Unified: map[string]string{"memory.high": "6", "memory.low": "0", "memory.min": "0"},
+		}},
+		"no change": {before, &specs.LinuxResources{}, &specs.LinuxResources{}},
+	} {
+		if diff := cmp.Diff(tt.want, Restoring(tt.before, tt.change)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestMergeCRI(t *testing.T) {
 	t.Parallel()
 	old := &criv1.LinuxContainerResources{
