@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -86,8 +88,14 @@ func TestResizeIsWholeOrNothing(t *testing.T) {
 	free := s.container(pod, podConfig, script("free", "exec sleep 1000"))
 
 	for _, good := range []*criv1.LinuxContainerResources{
-		{MemoryLimitInBytes: 128 * mib}, {MemoryLimitInBytes: 48 * mib, CpuShares: 300}, {CpuQuota: 20_000, CpuPeriod: 100_000}, {CpuQuota: -1}, {CpuQuota: 30_000},
-		{MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 80 * mib}, {MemoryLimitInBytes: 96 * mib, MemorySwapLimitInBytes: 96 * mib}, {},
+		{MemoryLimitInBytes: 128 * mib},
+		{MemoryLimitInBytes: 48 * mib, CpuShares: 300},
+		{CpuQuota: 20_000, CpuPeriod: 100_000},
+		{CpuQuota: -1},
+		{CpuQuota: 30_000},
+		{MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 80 * mib},
+		{MemoryLimitInBytes: 96 * mib, MemorySwapLimitInBytes: 96 * mib},
+		{},
 	} {
 		must(t, s.resize(id, good))
 		s.agrees(id)
@@ -160,4 +168,173 @@ func TestResizeIsWholeOrNothing(t *testing.T) {
 	if err := s.resize(id, &criv1.LinuxContainerResources{CpuShares: 1}); !oneOf(err, codes.FailedPrecondition) {
 		t.Errorf("change of what has ended: %v", err)
 	}
+}
+
+// The reason is OOMKilled where the kernel killed the first process for lack of memory, also
+// while nobody watched, and nowhere else.
+func TestLackOfMemoryIsToldFromOtherDeaths(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	podConfig := s.podConfig("oom")
+	pod := s.pod(podConfig, "")
+	limited := func(name, text string) string {
+		config := script(name, text)
+		config.Linux.Resources = &criv1.LinuxContainerResources{MemoryLimitInBytes: 32 * mib, MemorySwapLimitInBytes: 32 * mib}
+		return s.container(pod, podConfig, config)
+	}
+	const child = "tail /dev/zero; echo killed; "
+	atOnce := limited("at-once", "exec tail /dev/zero")
+	survives := limited("survives", child+"exit 0")
+	fails := limited("fails", child+"exit 3")
+	killed := limited("killed", "exec sleep 1000")
+	stopped := limited("stopped", "trap 'exit 143' TERM; "+child+"while :; do sleep 0.1; done")
+	cutOff := limited("cut-off", "trap '' TERM; "+child+"while :; do sleep 0.1; done")
+	execs := limited("execs", "exec sleep 1000")
+	unwatched := limited("unwatched", "while [ ! -e /tmp/go ]; do sleep 0.1; done; exec tail /dev/zero")
+
+	if out, code, err := s.exec(execs, "sh", "-c", "exec tail /dev/zero"); err != nil || code != 137 {
+		t.Errorf("command without memory: %q, code %d, %v", out, code, err)
+	}
+	if state := s.status(execs).GetState(); state != criv1.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("its container is %s", state)
+	}
+	for _, name := range []string{"stopped", "cut-off"} {
+		s.waitLog(podConfig, script(name, ""), "killed")
+	}
+	must(t, s.stopContainer(stopped, 10))
+	must(t, s.stopContainer(cutOff, 0))
+	for id, want := range map[string]string{
+		atOnce: "137 OOMKilled", survives: "0 Completed", fails: "3 Error", stopped: "143 Error", cutOff: "137 Error",
+	} {
+		st := s.waitExit(id, 20*time.Second)
+		if got := fmt.Sprint(st.GetExitCode(), " ", st.GetReason()); got != want {
+			t.Errorf("%s: %s, want %s", st.GetMetadata().GetName(), got, want)
+		}
+	}
+	must(t, unix.Kill(firstOf(t, killed), unix.SIGKILL))
+	if st := s.waitExit(killed, 20*time.Second); st.GetReason() != "Error" || st.GetExitCode() != 137 {
+		t.Errorf("killed from outside: %s %d", st.GetReason(), st.GetExitCode())
+	}
+
+	must(t, s.Kill(t.Context(), testenv.Sandboxd))
+	root := fmt.Sprintf("/proc/%d/root/tmp/go", firstOf(t, unwatched))
+	must(t, os.WriteFile(root, nil, 0o600))
+	eventually(t, 20*time.Second, "the unwatched container ends", func() error {
+		if left := containerPIDs(t, unwatched); len(left) > 0 {
+			return fmt.Errorf("processes %v are left", left)
+		}
+		return nil
+	})
+	must(t, s.Run(testenv.Sandboxd))
+	must(t, s.WaitReady(t.Context()))
+	if st := s.waitExit(unwatched, 20*time.Second); st.GetReason() != "OOMKilled" || st.GetExitCode() != 137 {
+		t.Errorf("unwatched: %s %d", st.GetReason(), st.GetExitCode())
+	}
+}
+
+// firstOf is one process of a container.
+func firstOf(t *testing.T, id string) int {
+	t.Helper()
+	pids := containerPIDs(t, id)
+	if len(pids) == 0 {
+		t.Fatalf("container %s has no process", id)
+	}
+	return pids[0]
+}
+
+// One container with a very large specification runs, or is refused clearly and leaves nothing;
+// nobody else is concerned, and lists stay complete.
+func TestVeryLargeSpecifications(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	podConfig := s.podConfig("large")
+	pod := s.pod(podConfig, "")
+	other := s.container(pod, podConfig, script("other", "exec sleep 1000"))
+	many := func(n int, each func(i int) *criv1.KeyValue) []*criv1.KeyValue {
+		var out []*criv1.KeyValue
+		for i := range n {
+			out = append(out, each(i))
+		}
+		return out
+	}
+	folder := t.TempDir()
+	environment := func(bytes int) func(*criv1.ContainerConfig) {
+		return func(c *criv1.ContainerConfig) {
+			c.Envs = many(8000, func(i int) *criv1.KeyValue {
+				return &criv1.KeyValue{Key: fmt.Sprintf("SERVICE_%04d_PORT_8080_TCP_ADDR", i), Value: []byte(strings.Repeat("x", bytes))}
+			})
+		}
+	}
+	arguments := func(n, bytes int) func(*criv1.ContainerConfig) {
+		return func(c *criv1.ContainerConfig) { c.Args = slices.Repeat([]string{strings.Repeat("x", bytes)}, n) }
+	}
+	for _, tt := range []struct {
+		name    string
+		refused bool // the kernel takes a quarter of the stack, 2 MiB as a rule, and 128 KiB of one
+		change  func(*criv1.ContainerConfig)
+	}{
+		{"environment", false, environment(100)},
+		{"too-much-environment", true, environment(800)},
+		{"annotations", false, func(c *criv1.ContainerConfig) {
+			c.Annotations = map[string]string{}
+			for i := range 1000 {
+				c.Annotations[fmt.Sprintf("large.example/%d", i)] = strings.Repeat("x", 1000)
+			}
+		}},
+		{"mounts", false, func(c *criv1.ContainerConfig) {
+			for i := range 150 {
+				c.Mounts = append(c.Mounts, &criv1.Mount{HostPath: folder, ContainerPath: fmt.Sprintf("/volumes/%d", i), Readonly: true})
+			}
+		}},
+		{"arguments", false, arguments(1500, 1000)},
+		{"too-many-arguments", true, arguments(7000, 1000)},
+		{"one-argument", true, arguments(1, 200_000)},
+	} {
+		config := script(tt.name, "exec sleep 1000")
+		tt.change(config)
+		id, err := s.create(pod, podConfig, config)
+		must(t, err)
+		err = s.startContainer(id)
+		name := tt.name
+		if tt.refused {
+			if !oneOf(err, codes.FailedPrecondition) || !strings.Contains(fmt.Sprint(err), "argument list too long") || !strings.Contains(fmt.Sprint(err), id) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if st := s.status(id); st.GetState() != criv1.ContainerState_CONTAINER_EXITED || st.GetReason() != "StartError" {
+				t.Errorf("%s is %s, reason %q", name, st.GetState(), st.GetReason())
+			}
+			must(t, s.removeContainer(id))
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		st, err := s.CRI.ContainerStatus(t.Context(), &criv1.ContainerStatusRequest{ContainerId: id, Verbose: true})
+		if err != nil || st.GetStatus().GetState() != criv1.ContainerState_CONTAINER_RUNNING || len(st.GetInfo()) == 0 {
+			t.Errorf("%s: status %s, %d of info, %v", name, st.GetStatus().GetState(), len(st.GetInfo()), err)
+		}
+		if out, code, err := s.exec(id, "echo", strings.Repeat("x", 100_000)); err != nil || code != 0 || len(out) != 100_001 {
+			t.Errorf("%s: command in it: %d bytes, code %d, %v", name, len(out), code, err)
+		}
+	}
+	_, code, err := s.exec(other, append([]string{"echo"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 3000)...)...)
+	if err == nil && code == 0 || oneOf(err, codes.DeadlineExceeded, codes.Unavailable) || len(fmt.Sprint(err)) > 4000 {
+		t.Errorf("command line of 3 MB: code %d, an error of %d bytes: %.500s", code, len(fmt.Sprint(err)), fmt.Sprint(err))
+	}
+	must(t, s.Kill(t.Context(), testenv.Sandboxd))
+	must(t, s.Run(testenv.Sandboxd))
+	must(t, s.WaitReady(t.Context()))
+	list, err := s.CRI.ListContainers(t.Context(), &criv1.ListContainersRequest{})
+	must(t, err)
+	if n := len(list.GetContainers()); n != 5 {
+		t.Errorf("%d containers, want 5", n)
+	}
+	for _, c := range list.GetContainers() {
+		if c.GetState() != criv1.ContainerState_CONTAINER_RUNNING {
+			t.Errorf("%s is %s after a restart", c.GetMetadata().GetName(), c.GetState())
+		}
+	}
+	if _, code, err := s.exec(other, "true"); err != nil || code != 0 {
+		t.Errorf("the other container: code %d, %v", code, err)
+	}
+	must(t, s.removePod(pod))
 }

@@ -125,7 +125,8 @@ func (s *System) launch(ctx context.Context) error {
 			return err
 		}
 	}
-	s.conn, err = grpc.NewClient("unix://"+s.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	s.conn, err = grpc.NewClient("unix://"+s.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20))) // as kubelet has it
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,7 @@
 //
 // An OCI runtime reports a missing program, but not one that the kernel refuses: a script
 // whose interpreter is missing, a program of another machine, a dynamic one without its
-// loader. Its start has then succeeded, and the container ends with a code that says
+// loader, a command line that is too long. Its start has then succeeded, and the container ends with a code that says
 // nothing. This package finds such programs first. It objects only to what is certain and
 // is silent about all else. It follows links inside the container's root only, changes
 // nothing, and is safe for concurrent use.
@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -38,6 +39,9 @@ func (Programs) Check(containerID string, pid uint32, process *specs.Process) er
 	if process == nil || len(process.Args) == 0 || !isOf(pid, containerID) {
 		return nil
 	}
+	if err := fits(process, argumentSpace(pid)); err != nil {
+		return err
+	}
 	root, err := openRoot(fmt.Sprintf("/proc/%d/root", pid))
 	if err != nil {
 		return nil
@@ -50,6 +54,35 @@ func (Programs) Check(containerID string, pid uint32, process *specs.Process) er
 	defer func() { _ = file.Close() }()
 	if err := runnable(root, file, foreignFormats()); err != nil {
 		return fmt.Errorf("program %q: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// argumentSpace is how many bytes of arguments and environment the kernel takes for a process:
+// a quarter of its stack, but no less than 128 KiB and no more than 6 MiB; see execve(2).
+func argumentSpace(pid uint32) uint64 {
+	const least, most = 128 << 10, 6 << 20
+	var stack unix.Rlimit
+	if unix.Prlimit(int(pid), unix.RLIMIT_STACK, nil, &stack) != nil {
+		return most
+	}
+	return min(max(stack.Cur/4, least), most)
+}
+
+// fits refuses a command line and an environment that the kernel would not take.
+func fits(process *specs.Process, space uint64) error {
+	longest := 32*os.Getpagesize() - 1 // of one of them, without its NUL
+	var total uint64
+	for what, list := range map[string][]string{"argument": process.Args, "environment variable": process.Env} {
+		for _, text := range list {
+			if len(text) > longest {
+				return fmt.Errorf("%s %q… has %d bytes, the kernel takes %d: %w: %w", what, text[:20], len(text), longest, errdefs.ErrFailedPrecondition, unix.E2BIG)
+			}
+			total += uint64(len(text)) + 1 + strconv.IntSize/8
+		}
+	}
+	if total > space {
+		return fmt.Errorf("arguments and environment have %d bytes, the kernel takes %d: %w: %w", total, space, errdefs.ErrFailedPrecondition, unix.E2BIG)
 	}
 	return nil
 }

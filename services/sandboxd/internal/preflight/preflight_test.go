@@ -1,12 +1,17 @@
 package preflight
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 func TestPrograms(t *testing.T) {
@@ -97,5 +102,42 @@ func TestForeignProcessIsNotJudged(t *testing.T) {
 	err := Programs{}.Check("no-such-container", uint32(os.Getpid()), &specs.Process{Args: []string{"/etc/hosts"}})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// What the kernel takes is found out by asking it.
+func TestArgumentsFitAsTheKernelSays(t *testing.T) {
+	t.Parallel()
+	run := func(args []string, env string) error {
+		cmd := exec.CommandContext(t.Context(), "/bin/true", args...)
+		cmd.Env = []string{"A=" + env}
+		return cmd.Run()
+	}
+	space := argumentSpace(uint32(os.Getpid()))
+	longest := 32*os.Getpagesize() - 1
+	many := func(n uint64) []string {
+		return slices.Repeat([]string{strings.Repeat("x", 1000)}, int(n/1009))
+	}
+	for name, tt := range map[string]struct {
+		args []string
+		env  string
+		fits bool
+	}{
+		"few":                   {[]string{"a"}, "b", true},
+		"longest":               {[]string{strings.Repeat("x", longest)}, "", true},
+		"one too long":          {[]string{strings.Repeat("x", longest+1)}, "", false},
+		"variable too long":     {nil, strings.Repeat("x", longest-1), false},
+		"as much as there is":   {many(space - 20_000), "", true},
+		"more than there is":    {many(space + 20_000), "", false},
+		"together more than it": {many(space - 50_000), strings.Repeat("x", 60_000), false},
+	} {
+		kernel := run(tt.args, tt.env)
+		if (kernel == nil) != tt.fits {
+			t.Errorf("%s: the kernel says %v", name, kernel)
+		}
+		err := fits(&specs.Process{Args: append([]string{"/bin/true"}, tt.args...), Env: []string{"A=" + tt.env}}, space)
+		if (err == nil) != tt.fits || err != nil && (!errdefs.IsFailedPrecondition(err) || !errors.Is(err, unix.E2BIG)) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"syscall"
 	"time"
 
@@ -93,6 +94,16 @@ func (r *Runner) unlessEnded(ctx context.Context, c *table.Container, err error)
 	return fmt.Errorf("the container has ended: %w: %v", errdefs.ErrFailedPrecondition, err) //nolint:errorlint // the class of the cause must not show
 }
 
+// shown is a command as errors name it: a command line may have megabytes.
+func shown(cmd []string) string {
+	const most = 200
+	line := strings.Join(cmd[:min(len(cmd), most)], " ")
+	if len(line) > most {
+		return line[:most] + "…"
+	}
+	return line
+}
+
 type waited struct {
 	exit pod.Exit
 	err  error
@@ -109,7 +120,7 @@ func (r *Runner) attend(ctx context.Context, c *table.Container, execID string, 
 	defer stopWaiting()
 	_, err := r.p.Tasks.Start(ctx, c.Sandbox.ID, c.ID, execID)
 	if err != nil {
-		return 0, fmt.Errorf("exec %q in container %q: %w", req.Cmd, c.ID, r.unlessEnded(ctx, c, err))
+		return 0, fmt.Errorf("exec %q in container %q: %w", shown(req.Cmd), c.ID, r.unlessEnded(ctx, c, err))
 	}
 	if req.Started != nil {
 		req.Started()

@@ -59,13 +59,16 @@ func (d *Driver) followExit(c *table.Container) {
 // endContainer records an end, then deletes the task: record and TaskExit in one
 // transaction, TaskDelete after the deletion. Each step is repeated until it succeeds.
 func (d *Driver) endContainer(ctx context.Context, c *table.Container, exit pod.Exit) {
+	// Who was killed by us did not die of what a child of it may have died of before. A kill
+	// that comes while the output is drained comes too late to be the cause.
+	killed := c.Killed.Load()
 	drain, cancel := context.WithTimeout(ctx, drainTime)
 	err := d.p.IO.Drain(drain, c.ID)
 	cancel()
 	if err != nil && ctx.Err() == nil {
 		d.p.Log.DebugContext(ctx, "output is still open after the end", slog.String("container_id", c.ID), slog.Any("error", err))
 	}
-	oom := c.OOM.Load() || d.p.Cgroups.OOMKills(c.Record().GetCgroupsPath()) > 0
+	oom := !killed && (c.OOM.Load() || d.p.Cgroups.OOMKills(c.Record().GetCgroupsPath()) > 0)
 	ok := d.p.Work.Insist(ctx, "record end", slog.String("container_id", c.ID), func(ctx context.Context) error {
 		return d.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 			setExit(r, exit, oom)
