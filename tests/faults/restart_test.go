@@ -332,15 +332,16 @@ func TestFullDiskDoesNotStopTheRuntime(t *testing.T) {
 	must(t, s.removePod(pod))
 }
 
-// smallDisk mounts an ext4 file system of so many MiB and gives its root.
-func smallDisk(t *testing.T, size int64) string {
+// smallDisk mounts an ext4 file system of so many MiB, made with further options, and gives
+// its root.
+func smallDisk(t *testing.T, size int64, options ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
 	must(t, os.Mkdir(mount, 0o755))
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, size<<20))
-	command(t, "mkfs.ext4", "-q", "-m", "0", image)
+	command(t, "mkfs.ext4", append([]string{"-q", "-m", "0"}, append(options, image)...)...)
 	command(t, "mount", "-o", "loop", image, mount)
 	t.Cleanup(func() { command(t, "umount", "-l", mount) })
 	return mount

@@ -39,8 +39,8 @@ type progress struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup
 
-	mu       sync.Mutex // mu guards the rest
-	blobs    []ocispec.Descriptor
+	mu       sync.Mutex           // mu guards the rest
+	blobs    []ocispec.Descriptor // the configuration, then the layers
 	layers   int
 	fetched  map[digest.Digest]bool
 	unpacked int
@@ -95,11 +95,17 @@ func (p *progress) arrived(desc ocispec.Descriptor) {
 	p.fetched[desc.Digest] = true
 }
 
-// extracted says that a layer is unpacked.
-func (p *progress) extracted() {
+// extracted says that a layer is unpacked. Layers are extracted upwards, so those below it,
+// which may have been there before, are unpacked too.
+func (p *progress) extracted(layer digest.Digest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.unpacked++
+	for i := p.unpacked; i < p.layers; i++ {
+		if p.blobs[i+1].Digest == layer {
+			p.unpacked = i + 1
+			return
+		}
+	}
 }
 
 // state sums up how far the pull is.
@@ -107,7 +113,7 @@ func (p *progress) state(ctx context.Context) *eventv1.ImageProgress {
 	p.mu.Lock()
 	e := &eventv1.ImageProgress{
 		Image: p.image, PullId: p.id, State: eventv1.PullState_PULL_STATE_RUNNING,
-		LayersTotal: uint32(p.layers), LayersUnpacked: uint32(min(p.unpacked, p.layers)),
+		LayersTotal: uint32(p.layers), LayersUnpacked: uint32(p.unpacked),
 	}
 	var begun []ocispec.Descriptor
 	for i, b := range p.blobs {
@@ -147,7 +153,7 @@ type applier struct {
 	diff.Applier
 
 	tracer trace.Tracer
-	done   func()
+	done   func(layer digest.Digest)
 }
 
 // Apply implements diff.Applier.
@@ -156,7 +162,7 @@ func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 	got, err := a.Applier.Apply(ctx, desc, mounts, opts...)
 	endLayer(span, err)
 	if err == nil {
-		a.done()
+		a.done(desc.Digest)
 	}
 	return got, err
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
@@ -64,7 +65,7 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return err
 	}
-	err = s.unpack(ctx, path[len(path)-1], snapshotter, applier{s.st.Applier(), s.tracer, func() {}}, func(ctx context.Context, desc ocispec.Descriptor) error {
+	err = s.unpack(ctx, path[len(path)-1], snapshotter, applier{s.st.Applier(), s.tracer, func(digest.Digest) {}}, func(ctx context.Context, desc ocispec.Descriptor) error {
 		if !s.st.BlobPresent(ctx, desc) {
 			return fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrNotFound)
 		}

@@ -10,12 +10,14 @@ package storage
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,6 +51,8 @@ const (
 const (
 	// openTimeout bounds the wait for the database of another process.
 	openTimeout = 10 * time.Second
+	// asidePrefix begins the name of a lost layer's folder that could not be removed.
+	asidePrefix = "lost-"
 )
 
 // Config says where the storage is and how it keeps layers.
@@ -133,7 +137,7 @@ func (s *Storage) openTemp(ctx context.Context) error {
 func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 	s.backends = make(map[string]snapshots.Snapshotter)
 	for _, name := range []string{Overlay, Native} {
-		if err := removeLost(ctx, filepath.Join(s.root, name)); err != nil {
+		if err := s.removeLost(ctx, filepath.Join(s.root, name)); err != nil {
 			return fmt.Errorf("%s snapshotter: %w", name, err)
 		}
 	}
@@ -174,8 +178,9 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 
 // removeLost removes the folders of snapshots that are not in the database of a snapshotter,
 // which is not open. A process that was killed before it had recorded a snapshot leaves one,
-// and it is in the way of the next snapshot, which gets the same number.
-func removeLost(ctx context.Context, root string) error {
+// and it is in the way of the next snapshot, which gets the same number. One that cannot be
+// removed is put out of the way, and a later collection or start removes it.
+func (s *Storage) removeLost(ctx context.Context, root string) error {
 	entries, err := os.ReadDir(filepath.Join(root, "snapshots"))
 	if errors.Is(err, fs.ErrNotExist) || len(entries) == 0 {
 		return nil
@@ -199,13 +204,21 @@ func removeLost(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, e := range entries {
-		if _, ok := known[e.Name()]; !ok {
-			errs = append(errs, os.RemoveAll(filepath.Join(root, "snapshots", e.Name())))
+		if _, ok := known[e.Name()]; ok {
+			continue
 		}
+		path := filepath.Join(root, "snapshots", e.Name())
+		err := os.RemoveAll(path)
+		if err == nil {
+			continue
+		}
+		if !strings.HasPrefix(e.Name(), asidePrefix) {
+			err = errors.Join(err, os.Rename(path, filepath.Join(root, "snapshots", asidePrefix+e.Name()+"-"+rand.Text())))
+		}
+		s.log.WarnContext(ctx, "folder of a lost layer cannot be removed yet", slog.String("path", path), slog.Any("error", err))
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func (s *Storage) openDatabase(ctx context.Context) error {
