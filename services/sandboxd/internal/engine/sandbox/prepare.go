@@ -131,7 +131,9 @@ func (u *UseCases) build(ctx context.Context, s *table.Sandbox, want port.PinReq
 	})
 	g.Go(func() error {
 		var err error
-		instance, err = u.startShim(gctx, s)
+		// Not ended by the failure of another part: a shim that is stopped in the middle of
+		// its start leaves a socket that nobody knows of.
+		instance, err = u.startShim(ctx, s)
 		return err
 	})
 	err = g.Wait()
