@@ -3,6 +3,7 @@ package shim
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
@@ -117,11 +119,15 @@ func TestBadShims(t *testing.T) {
 			}
 		})
 	}
-	for _, sub := range []string{"shims", "s"} {
-		if left, _ := os.ReadDir(filepath.Join(dir, sub)); len(left) > 0 {
-			t.Errorf("left in %s: %v", sub, left)
-		}
+	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
+		t.Errorf("bundles left: %v", left)
 	}
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if left, _ := os.ReadDir(filepath.Join(dir, "s")); len(left) > 0 {
+			return fmt.Errorf("sockets left: %v", left)
+		}
+		return nil
+	})
 	shimtest.NothingLeft(t, dir)
 }
 

@@ -266,7 +266,11 @@ func (i *Instance) Start(ctx context.Context) (err error) {
 		return fmt.Errorf("shim of sandbox %q was started before: %w", i.ID(), errdefs.ErrFailedPrecondition)
 	}
 	if err := i.launch(ctx); err != nil {
-		return errors.Join(fmt.Errorf("sandbox %q: %w", i.ID(), err), i.discard(ctx))
+		err = errors.Join(fmt.Errorf("sandbox %q: %w", i.ID(), err), i.discard(ctx))
+		if i.Status().Endpoint.Address == "" {
+			i.m.sweepSoon()
+		}
+		return err
 	}
 	i.m.watch(i)
 	return nil

@@ -97,10 +97,12 @@ type Manager struct {
 	wg     sync.WaitGroup
 	slots  chan struct{} // running clean-ups
 
-	// mu guards shims and closed.
+	// mu guards what follows.
 	mu     sync.Mutex
 	shims  map[string]*Instance
 	closed bool
+	// sweepDue says that a sweep of the sockets is to come.
+	sweepDue bool
 }
 
 // New returns a manager and makes its folders. The values of ctx, not its end, are those of

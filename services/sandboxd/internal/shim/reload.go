@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,8 +18,12 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 )
 
-// sweepPause is the time between the two looks at a socket that nobody seems to use.
-const sweepPause = 2 * time.Second
+const (
+	// sweepPause is the time between the two looks at a socket that nobody seems to use.
+	sweepPause = 2 * time.Second
+	// sweepDelay lets one sweep do for several starts that fail together.
+	sweepDelay = 500 * time.Millisecond
+)
 
 // Loaded is what Reload found of one sandbox.
 type Loaded struct {
@@ -163,28 +168,55 @@ func (i *Instance) resume(ctx context.Context) error {
 }
 
 // sweepLater removes the sockets that starts left which outlived the last sandboxd: such a
-// start ends by itself, but after the sweep at the begin. A socket must be found unused
-// twice, since one that is just being made looks the same.
-func (m *Manager) sweepLater() {
-	var suspects map[string]bool
-	for _, wait := range []time.Duration{m.cfg.Timeouts.Start, sweepPause} {
-		t := time.NewTimer(wait)
-		select {
-		case <-m.base.Done():
-			t.Stop()
-			return
-		case <-t.C:
+// start ends by itself, but after the sweep at the begin.
+func (m *Manager) sweepLater() { m.sweepAfter(m.cfg.Timeouts.Start, func() {}) }
+
+// sweepSoon removes the socket that a start may have left which was killed before it told
+// its address.
+func (m *Manager) sweepSoon() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed || m.sweepDue {
+		return // the look that is still to come sees this one too
+	}
+	m.sweepDue = true
+	m.wg.Go(func() {
+		m.sweepAfter(sweepDelay, func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.sweepDue = false
+		})
+	})
+}
+
+// sweepAfter removes sockets that nobody uses, after a while, and calls begin just before it
+// looks for them. A socket must be found unused twice, since one that is just being made
+// looks the same.
+func (m *Manager) sweepAfter(wait time.Duration, begin func()) {
+	if !m.pause(wait) {
+		return
+	}
+	begin()
+	suspects := m.unusedSockets(m.base)
+	if len(suspects) == 0 || !m.pause(sweepPause) {
+		return
+	}
+	for _, path := range m.unusedSockets(m.base) {
+		if slices.Contains(suspects, path) {
+			_ = os.Remove(path)
 		}
-		found := m.unusedSockets(m.base)
-		for _, path := range found {
-			if suspects[path] {
-				_ = os.Remove(path)
-			}
-		}
-		suspects = map[string]bool{}
-		for _, path := range found {
-			suspects[path] = true
-		}
+	}
+}
+
+// pause waits, and says whether the manager is still open then.
+func (m *Manager) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-m.base.Done():
+		return false
+	case <-t.C:
+		return true
 	}
 }
 
