@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 
 	nri "github.com/containerd/nri/pkg/api"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -83,10 +84,15 @@ func (s *Sequences) askUpdate(ctx context.Context, req *criv1.UpdateContainerRes
 }
 
 // ApplyUpdates does what a plugin asks for by itself and returns the updates that failed.
-// A failure that the plugin asked to ignore is not among them.
+// A failure that the plugin asked to ignore is not among them. Evictions are carried out after
+// the answer, which says nothing of them: a plugin that asks in the middle of a request could
+// not be told of the ends else.
 func (s *Sequences) ApplyUpdates(
 	ctx context.Context, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction,
 ) ([]*nri.ContainerUpdate, error) {
+	if len(evictions) > 0 {
+		go s.evictAside(context.WithoutCancel(ctx), evictions)
+	}
 	spec := s.spec("plugin_update", "", nil)
 	return operation.Do(ctx, s.ops, spec, func(ctx context.Context) ([]*nri.ContainerUpdate, error) {
 		var failed []*nri.ContainerUpdate
@@ -97,9 +103,19 @@ func (s *Sequences) ApplyUpdates(
 					slog.String("container_id", u.GetContainerId()), slog.Any("error", err))
 			}
 		}
-		s.evict(ctx, evictions)
 		return failed, nil
 	})
+}
+
+// evictAside is evict as an operation that nobody waits for; it ends with the operations.
+func (s *Sequences) evictAside(ctx context.Context, evictions []*nri.ContainerEviction) {
+	_, err := operation.Do(ctx, s.ops, s.spec("plugin_eviction", "", nil), func(ctx context.Context) (struct{}, error) {
+		s.evict(ctx, evictions)
+		return struct{}{}, nil
+	})
+	if err != nil {
+		s.log.WarnContext(ctx, "containers not evicted", slog.Any("error", err))
+	}
 }
 
 // updateOthers performs the updates that plugins want of containers other than self. All
@@ -135,19 +151,24 @@ func (s *Sequences) updateOther(ctx context.Context, u *nri.ContainerUpdate) err
 	return fmt.Errorf("update container %s: %w", u.GetContainerId(), err)
 }
 
-// evict stops containers that plugins want gone.
+// evict stops the containers that plugins want gone, side by side, and returns when they have
+// ended or could not be stopped.
 func (s *Sequences) evict(ctx context.Context, evictions []*nri.ContainerEviction) {
+	var all sync.WaitGroup
 	for _, e := range evictions {
 		if e.GetContainerId() == "" {
 			continue
 		}
-		s.log.InfoContext(ctx, "container evicted by a plugin",
-			slog.String("container_id", e.GetContainerId()), slog.String("reason", e.GetReason()))
-		if err := s.stopContainer(ctx, e.GetContainerId(), evictionPatience); err != nil {
-			s.log.WarnContext(ctx, "container not evicted", slog.String("container_id", e.GetContainerId()),
-				slog.Any("error", err))
-		}
+		all.Go(func() {
+			s.log.InfoContext(ctx, "container evicted by a plugin",
+				slog.String("container_id", e.GetContainerId()), slog.String("reason", e.GetReason()))
+			if err := s.stopContainer(ctx, e.GetContainerId(), evictionPatience); err != nil {
+				s.log.WarnContext(ctx, "container not evicted", slog.String("container_id", e.GetContainerId()),
+					slog.Any("error", err))
+			}
+		})
 	}
+	all.Wait()
 }
 
 // receiver is the receiving side of a stream.
