@@ -13,9 +13,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/tests/testenv"
@@ -208,6 +211,198 @@ func TestPluginsOfTwoHubs(t *testing.T) {
 		second.kill()
 		id := s.container(pod, config, containerConfig("without", "sleep 1000"))
 		if got := seen(id); got != "/first/last" {
+			t.Errorf("the plugins came as %q", got)
+		}
+	})
+}
+
+// judge is a plugin that validates, adjusts updates and notes both.
+type judge struct {
+	plugin
+
+	shares uint64 // what it makes of an update; 0 leaves it alone
+
+	seen []string // plugins that were consulted, and owners of variables, guarded by mu
+}
+
+func (j *judge) UpdateContainer(_ context.Context, _ *nri.PodSandbox, c *nri.Container, r *nri.LinuxResources) ([]*nri.ContainerUpdate, error) {
+	j.note(fmt.Sprint("UpdateContainer ", r.GetCpu().GetShares().GetValue()), c.GetName())
+	if j.shares == 0 {
+		return nil, nil
+	}
+	u := &nri.ContainerUpdate{ContainerId: c.GetId()}
+	u.SetLinuxCPUShares(j.shares)
+	return []*nri.ContainerUpdate{u}, nil
+}
+
+func (j *judge) ValidateContainerAdjustment(_ context.Context, req *nri.ValidateContainerAdjustmentRequest) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.seen = nil
+	for _, p := range req.GetPlugins() {
+		j.seen = append(j.seen, p.GetIndex()+"-"+p.GetName())
+	}
+	if owner, ok := req.GetOwners().EnvOwner(req.GetContainer().GetId(), "SEEN"); ok {
+		j.seen = append(j.seen, owner)
+	}
+	if req.GetContainer().GetName() == "forbidden" {
+		return fmt.Errorf("this one is forbidden")
+	}
+	return nil
+}
+
+// What a plugin is required for, told and asked about does not depend on the hub at which it
+// is: rules, validation, updates and ends go over all hubs, and one of them may come back as
+// a new one in the middle.
+func TestRequestsGoOverTwoHubs(t *testing.T) {
+	second := newSecondHub(t)
+	s := start(t, testenv.Setup{Configure: func(p testenv.Process, c testenv.Settings) {
+		switch p {
+		case testenv.Gateway:
+			c.Set("nri.more_sockets", []string{second.socket()})
+		case testenv.NRIHub:
+			c.Set("required.wait", "4s")
+		default:
+		}
+	}})
+	second.run(s)
+	s.pull(busybox)
+	here, there := &judge{plugin: *appends("here")}, &judge{plugin: *appends("there"), shares: 700}
+	st, err := stub.New(here, stub.WithSocketPath(s.NRISocket()), stub.WithPluginIdx("10"), stub.WithPluginName("here"), stub.WithOnClose(func() {}))
+	must(t, err)
+	must(t, st.Start(t.Context()))
+	t.Cleanup(st.Stop)
+	connectThere := func() {
+		st, err := stub.New(there, stub.WithSocketPath(second.nri()), stub.WithPluginIdx("20"), stub.WithPluginName("there"), stub.WithOnClose(func() {}))
+		must(t, err)
+		must(t, st.Start(context.Background()))
+		t.Cleanup(st.Stop)
+	}
+	connectThere()
+	takesPart := func(name string) {
+		eventually(t, name+" takes part", func() error {
+			if info := s.crictl("info"); !strings.Contains(info, name) {
+				return fmt.Errorf("not there in\n%s", info)
+			}
+			return nil
+		})
+	}
+	takesPart("here")
+	takesPart("there")
+	pod, config := s.pod("both")
+
+	t.Run("validation", func(t *testing.T) {
+		if _, err := s.tryContainer(pod, config, "forbidden"); err == nil {
+			t.Error("a container that the validators forbid was made")
+		} else {
+			contains(t, err.Error(), "this one is forbidden")
+		}
+		s.container(pod, config, containerConfig("allowed", "sleep 1000"))
+		want := []string{"10-here", "20-there", "20-there"}
+		for _, j := range []*judge{here, there} {
+			j.mu.Lock()
+			if !slices.Equal(j.seen, want) {
+				t.Errorf("a validator saw %q, want %q", j.seen, want)
+			}
+			j.mu.Unlock()
+		}
+	})
+
+	t.Run("update and ends", func(t *testing.T) {
+		id := s.container(pod, config, containerConfig("life", "sleep 1000"))
+		_, err := s.CRI.UpdateContainerResources(t.Context(), &criv1.UpdateContainerResourcesRequest{
+			ContainerId: id, Linux: &criv1.LinuxContainerResources{CpuShares: 400},
+		})
+		must(t, err)
+		if got := cgroupValue(t, id, "cpu/cpu.shares"); got != "700" {
+			t.Errorf("shares are %s, want those of the plugin of the second hub", got)
+		}
+		_, err = s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: id})
+		must(t, err)
+		_, err = s.CRI.RemoveContainer(t.Context(), &criv1.RemoveContainerRequest{ContainerId: id})
+		must(t, err)
+		want := []string{
+			"CreateContainer life", "PostCreateContainer life", "StartContainer life", "PostStartContainer life",
+			"UpdateContainer 400 life", "StopContainer life", "RemoveContainer life",
+		}
+		for _, j := range []*judge{here, there} {
+			eventually(t, "each plugin was told each step once", func() error {
+				got := slices.DeleteFunc(j.noted(), func(c string) bool { return !strings.HasSuffix(c, " life") })
+				if !slices.Equal(got, want) {
+					return fmt.Errorf("told %q, want %q", got, want)
+				}
+				return nil
+			})
+		}
+	})
+
+	t.Run("required", func(t *testing.T) {
+		guarded := s.podConfig("guarded")
+		guarded.Annotations = map[string]string{"required-plugins.noderesource.dev": `["late"]`}
+		run := func() (*criv1.RunPodSandboxResponse, error) {
+			return s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: guarded})
+		}
+		begin := time.Now()
+		if _, err := run(); status.Code(err) != codes.FailedPrecondition || time.Since(begin) < 3*time.Second {
+			t.Errorf("without the plugin, after %v: %v", time.Since(begin), err)
+		} else {
+			contains(t, err.Error(), "late")
+		}
+		late := &plugin{}
+		coming := time.AfterFunc(time.Second, func() {
+			st, err := stub.New(late, stub.WithSocketPath(second.nri()), stub.WithPluginIdx("30"), stub.WithPluginName("late"), stub.WithOnClose(func() {}))
+			if err == nil {
+				err = st.Start(context.Background())
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			t.Cleanup(st.Stop)
+		})
+		defer coming.Stop()
+		answer, err := run()
+		must(t, err)
+		if !slices.Contains(late.noted(), "RunPodSandbox guarded") {
+			t.Errorf("the pod was made without the plugin that it requires: %q", late.noted())
+		}
+		_, err = s.CRI.RemovePodSandbox(t.Context(), &criv1.RemovePodSandboxRequest{PodSandboxId: answer.GetPodSandboxId()})
+		must(t, err)
+	})
+
+	t.Run("another generation", func(t *testing.T) {
+		before := len(there.noted())
+		over, made := make(chan struct{}), make(chan int, 1)
+		go func() {
+			n := 0
+			defer func() { made <- n }()
+			for ; ; n++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				if err := s.makeAndRemove(fmt.Sprint("during-", n)); err != nil {
+					t.Errorf("during-%d: %v", n, err)
+				}
+			}
+		}()
+		second.kill()
+		second.run(s)
+		connectThere()
+		eventually(t, "the plugin is back", func() error {
+			if calls := there.noted()[before:]; !slices.Contains(calls, "Synchronize pod both") {
+				return fmt.Errorf("it was told %q", calls)
+			}
+			return nil
+		})
+		takesPart("there")
+		close(over)
+		if n := <-made; n == 0 {
+			t.Error("no pod was made meanwhile")
+		}
+		id := s.container(pod, config, containerConfig("after", "sleep 1000"))
+		if got := strings.TrimSpace(s.exec(id, "sh", "-c", "echo $SEEN")); got != "/here/there" {
 			t.Errorf("the plugins came as %q", got)
 		}
 	})

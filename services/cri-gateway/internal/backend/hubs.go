@@ -171,6 +171,11 @@ func (a *Hubs) conclude(ctx context.Context, pod *nri.PodSandbox, container *nri
 
 // Notify implements sequence.Hub.
 func (a *Hubs) Notify(ctx context.Context, event nri.Event, pod *nri.PodSandbox, container *nri.Container) error {
+	if event == nri.Event_RUN_POD_SANDBOX {
+		if err := a.awaitRequired(ctx, pod, ""); err != nil {
+			return err
+		}
+	}
 	merge, err := a.each(ctx, func(ctx context.Context, h *Hub) error { return h.Notify(ctx, event, pod, container) }, heard(event)...)
 	if err != nil || event != nri.Event_RUN_POD_SANDBOX {
 		return err
@@ -198,6 +203,9 @@ func (a *Hubs) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRe
 
 // CreateContainer implements sequence.Hub.
 func (a *Hubs) CreateContainer(ctx context.Context, req *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error) {
+	if err := a.awaitRequired(ctx, req.GetPod(), req.GetContainer().GetName()); err != nil {
+		return nil, err
+	}
 	var answer *nri.CreateContainerResponse
 	merge, err := a.each(ctx, func(ctx context.Context, h *Hub) error {
 		resp, err := h.CreateContainer(ctx, req)

@@ -36,6 +36,18 @@ func mergeOf(l *hub.Leg) *nriv1.Merge {
 	}
 }
 
+// RequiredPlugins names the plugins that must take part in the making of a pod or container.
+func (s *Service) RequiredPlugins(_ context.Context, req *nriv1.RequiredPluginsRequest) (*nriv1.RequiredPluginsResponse, error) {
+	if err := s.checkPod(req.GetGeneration(), req); err != nil {
+		return nil, err
+	}
+	names, wait, err := s.hub.Requires(req.GetPod(), req.GetContainerName())
+	if err != nil {
+		return nil, err
+	}
+	return &nriv1.RequiredPluginsResponse{Names: names, WaitMs: wait.Milliseconds()}, nil
+}
+
 // Conclude checks what the plugins of several hubs have made of a request.
 func (s *Service) Conclude(ctx context.Context, req *nriv1.ConcludeRequest) (*nriv1.ConcludeResponse, error) {
 	if err := s.checkPod(req.GetGeneration(), req); err != nil {

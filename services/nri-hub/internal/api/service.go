@@ -29,6 +29,7 @@ type Hub interface {
 	Reconcile(ctx context.Context, gw hub.Gateway)
 	DryRun(ctx context.Context, pod *nri.PodSandbox, container *nri.Container) (hub.Rehearsal, error)
 
+	Requires(pod *nri.PodSandbox, container string) ([]string, time.Duration, error)
 	Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all hub.Leg) error
 	RunPodSandbox(ctx context.Context, req *nri.RunPodSandboxRequest) error
 	UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error

@@ -65,6 +65,7 @@ type State struct {
 	Ready      bool
 	Degraded   string // names of degraded plugins, with commas
 	Roster     string // plugins that get events, and which; changes when one comes or goes
+	Policy     uint64 // counts the changes of the rules
 	Missing    string // names of required plugins that cannot be called now, with commas
 }
 
@@ -98,6 +99,7 @@ type Hub struct {
 	state     State
 	changed   chan struct{} // closed at the next change of state
 	settled   bool
+	policies  uint64
 	settling  *time.Timer
 	stopping  bool
 }
@@ -137,6 +139,7 @@ func (h *Hub) SetPolicy(required rule.Required, plugins rule.Plugins, listedOnly
 	h.policy.Store(&policy{plugins: plugins, listedOnly: listedOnly, required: required, validator: validator})
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.policies++
 	h.refresh()
 }
 
@@ -303,7 +306,7 @@ func (h *Hub) refresh() {
 		}
 	}
 	next := State{
-		Generation: h.cfg.Generation, Events: events, Ready: h.settled,
+		Generation: h.cfg.Generation, Policy: h.policies, Events: events, Ready: h.settled,
 		Roster: roster.String(), Degraded: strings.Join(sick, ","), Missing: strings.Join(missing, ","),
 	}
 	if next == h.state {

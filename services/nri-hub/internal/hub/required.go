@@ -35,6 +35,18 @@ func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginIns
 	return consulted, tookPart(names, consulted)
 }
 
+// Requires names the plugins that must take part in the making of a pod, or of one of its
+// containers, and says how long to wait for those that are away. Those that are degraded are
+// tried.
+func (h *Hub) Requires(pod *nri.PodSandbox, container string) ([]string, time.Duration, error) {
+	names, err := h.Required().For(pod, container)
+	if err != nil {
+		return nil, 0, fmt.Errorf("pod %s/%s: %w: %w", pod.GetNamespace(), pod.GetName(), err, errdefs.ErrInvalidArgument)
+	}
+	h.unready(names)
+	return names, h.cfg.RequiredWait, nil
+}
+
 // awaitRequired returns when every plugin that the request needs can be called, or with
 // an error that names one that cannot.
 func (h *Hub) awaitRequired(ctx context.Context, r *request) error {

@@ -772,6 +772,125 @@ func (x *Merge) GetConsulted() []*api.PluginInstance {
 	return nil
 }
 
+// RequiredPluginsRequest is a pod or container that is to be made.
+type RequiredPluginsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Generation of the hub that the gateway has synchronised with.
+	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The pod.
+	Pod *api.PodSandbox `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Name of the container; empty if the request is about a pod.
+	ContainerName string `protobuf:"bytes,3,opt,name=container_name,json=containerName,proto3" json:"container_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequiredPluginsRequest) Reset() {
+	*x = RequiredPluginsRequest{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequiredPluginsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequiredPluginsRequest) ProtoMessage() {}
+
+func (x *RequiredPluginsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequiredPluginsRequest.ProtoReflect.Descriptor instead.
+func (*RequiredPluginsRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RequiredPluginsRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *RequiredPluginsRequest) GetPod() *api.PodSandbox {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *RequiredPluginsRequest) GetContainerName() string {
+	if x != nil {
+		return x.ContainerName
+	}
+	return ""
+}
+
+// RequiredPluginsResponse says who is to be waited for.
+type RequiredPluginsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names, with or without index.
+	Names []string `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	// How long they are waited for at most, in milliseconds.
+	WaitMs        int64 `protobuf:"varint,2,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequiredPluginsResponse) Reset() {
+	*x = RequiredPluginsResponse{}
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequiredPluginsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequiredPluginsResponse) ProtoMessage() {}
+
+func (x *RequiredPluginsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequiredPluginsResponse.ProtoReflect.Descriptor instead.
+func (*RequiredPluginsResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RequiredPluginsResponse) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *RequiredPluginsResponse) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
 // ConcludeRequest is what all hubs together have made of a request.
 type ConcludeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -789,7 +908,7 @@ type ConcludeRequest struct {
 
 func (x *ConcludeRequest) Reset() {
 	*x = ConcludeRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +920,7 @@ func (x *ConcludeRequest) String() string {
 func (*ConcludeRequest) ProtoMessage() {}
 
 func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[9]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +933,7 @@ func (x *ConcludeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcludeRequest.ProtoReflect.Descriptor instead.
 func (*ConcludeRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConcludeRequest) GetGeneration() uint64 {
@@ -854,7 +973,7 @@ type ConcludeResponse struct {
 
 func (x *ConcludeResponse) Reset() {
 	*x = ConcludeResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +985,7 @@ func (x *ConcludeResponse) String() string {
 func (*ConcludeResponse) ProtoMessage() {}
 
 func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[10]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +998,7 @@ func (x *ConcludeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConcludeResponse.ProtoReflect.Descriptor instead.
 func (*ConcludeResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
 }
 
 // Guard chooses pods that require plugins, or that do not although another guard says so.
@@ -901,7 +1020,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1032,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[11]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1045,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Guard) GetNamespaces() []string {
@@ -975,7 +1094,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1106,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[12]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1119,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InventoryRequest) GetRequestId() uint64 {
@@ -1027,7 +1146,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1158,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[13]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1171,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UpdateRequest) GetRequestId() uint64 {
@@ -1092,7 +1211,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1223,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[14]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1236,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
 }
 
 // GetStatusResponse lists the plugins.
@@ -1135,7 +1254,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1266,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[15]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1279,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetStatusResponse) GetGeneration() uint64 {
@@ -1243,7 +1362,7 @@ type PluginStatus struct {
 
 func (x *PluginStatus) Reset() {
 	*x = PluginStatus{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1374,7 @@ func (x *PluginStatus) String() string {
 func (*PluginStatus) ProtoMessage() {}
 
 func (x *PluginStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[16]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1387,7 @@ func (x *PluginStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginStatus.ProtoReflect.Descriptor instead.
 func (*PluginStatus) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PluginStatus) GetIndex() string {
@@ -1459,7 +1578,7 @@ type DryRunRequest struct {
 
 func (x *DryRunRequest) Reset() {
 	*x = DryRunRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1590,7 @@ func (x *DryRunRequest) String() string {
 func (*DryRunRequest) ProtoMessage() {}
 
 func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[17]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1603,7 @@ func (x *DryRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunRequest.ProtoReflect.Descriptor instead.
 func (*DryRunRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DryRunRequest) GetPod() *api.PodSandbox {
@@ -1516,7 +1635,7 @@ type DryRunResponse struct {
 
 func (x *DryRunResponse) Reset() {
 	*x = DryRunResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1647,7 @@ func (x *DryRunResponse) String() string {
 func (*DryRunResponse) ProtoMessage() {}
 
 func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[18]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1660,7 @@ func (x *DryRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunResponse.ProtoReflect.Descriptor instead.
 func (*DryRunResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DryRunResponse) GetResponse() *api.CreateContainerResponse {
@@ -1592,7 +1711,7 @@ type PluginChange struct {
 
 func (x *PluginChange) Reset() {
 	*x = PluginChange{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1723,7 @@ func (x *PluginChange) String() string {
 func (*PluginChange) ProtoMessage() {}
 
 func (x *PluginChange) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[19]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1736,7 @@ func (x *PluginChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginChange.ProtoReflect.Descriptor instead.
 func (*PluginChange) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PluginChange) GetPlugin() string {
@@ -1701,7 +1820,7 @@ type RunPodSandboxRequest struct {
 
 func (x *RunPodSandboxRequest) Reset() {
 	*x = RunPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1832,7 @@ func (x *RunPodSandboxRequest) String() string {
 func (*RunPodSandboxRequest) ProtoMessage() {}
 
 func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[20]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1845,7 @@ func (x *RunPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RunPodSandboxRequest) GetGeneration() uint64 {
@@ -1770,7 +1889,7 @@ type RunPodSandboxResponse struct {
 
 func (x *RunPodSandboxResponse) Reset() {
 	*x = RunPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1901,7 @@ func (x *RunPodSandboxResponse) String() string {
 func (*RunPodSandboxResponse) ProtoMessage() {}
 
 func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[21]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1914,7 @@ func (x *RunPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RunPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RunPodSandboxResponse) GetResponse() *api.RunPodSandboxResponse {
@@ -1830,7 +1949,7 @@ type UpdatePodSandboxRequest struct {
 
 func (x *UpdatePodSandboxRequest) Reset() {
 	*x = UpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1961,7 @@ func (x *UpdatePodSandboxRequest) String() string {
 func (*UpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[22]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1974,7 @@ func (x *UpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -1897,7 +2016,7 @@ type UpdatePodSandboxResponse struct {
 
 func (x *UpdatePodSandboxResponse) Reset() {
 	*x = UpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2028,7 @@ func (x *UpdatePodSandboxResponse) String() string {
 func (*UpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[23]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2041,7 @@ func (x *UpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdatePodSandboxResponse) GetResponse() *api.UpdatePodSandboxResponse {
@@ -1947,7 +2066,7 @@ type PostUpdatePodSandboxRequest struct {
 
 func (x *PostUpdatePodSandboxRequest) Reset() {
 	*x = PostUpdatePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2078,7 @@ func (x *PostUpdatePodSandboxRequest) String() string {
 func (*PostUpdatePodSandboxRequest) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[24]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2091,7 @@ func (x *PostUpdatePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PostUpdatePodSandboxRequest) GetGeneration() uint64 {
@@ -2007,7 +2126,7 @@ type PostUpdatePodSandboxResponse struct {
 
 func (x *PostUpdatePodSandboxResponse) Reset() {
 	*x = PostUpdatePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2138,7 @@ func (x *PostUpdatePodSandboxResponse) String() string {
 func (*PostUpdatePodSandboxResponse) ProtoMessage() {}
 
 func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[25]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2151,7 @@ func (x *PostUpdatePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdatePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdatePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PostUpdatePodSandboxResponse) GetResponse() *api.PostUpdatePodSandboxResponse {
@@ -2057,7 +2176,7 @@ type StopPodSandboxRequest struct {
 
 func (x *StopPodSandboxRequest) Reset() {
 	*x = StopPodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2188,7 @@ func (x *StopPodSandboxRequest) String() string {
 func (*StopPodSandboxRequest) ProtoMessage() {}
 
 func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[26]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2201,7 @@ func (x *StopPodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StopPodSandboxRequest) GetGeneration() uint64 {
@@ -2117,7 +2236,7 @@ type StopPodSandboxResponse struct {
 
 func (x *StopPodSandboxResponse) Reset() {
 	*x = StopPodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2248,7 @@ func (x *StopPodSandboxResponse) String() string {
 func (*StopPodSandboxResponse) ProtoMessage() {}
 
 func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[27]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2261,7 @@ func (x *StopPodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopPodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopPodSandboxResponse) GetResponse() *api.StopPodSandboxResponse {
@@ -2167,7 +2286,7 @@ type RemovePodSandboxRequest struct {
 
 func (x *RemovePodSandboxRequest) Reset() {
 	*x = RemovePodSandboxRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2298,7 @@ func (x *RemovePodSandboxRequest) String() string {
 func (*RemovePodSandboxRequest) ProtoMessage() {}
 
 func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[28]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2311,7 @@ func (x *RemovePodSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemovePodSandboxRequest) GetGeneration() uint64 {
@@ -2227,7 +2346,7 @@ type RemovePodSandboxResponse struct {
 
 func (x *RemovePodSandboxResponse) Reset() {
 	*x = RemovePodSandboxResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2358,7 @@ func (x *RemovePodSandboxResponse) String() string {
 func (*RemovePodSandboxResponse) ProtoMessage() {}
 
 func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[29]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2371,7 @@ func (x *RemovePodSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePodSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemovePodSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemovePodSandboxResponse) GetResponse() *api.RemovePodSandboxResponse {
@@ -2280,7 +2399,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2411,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[30]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2424,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateContainerRequest) GetGeneration() uint64 {
@@ -2349,7 +2468,7 @@ type CreateContainerResponse struct {
 
 func (x *CreateContainerResponse) Reset() {
 	*x = CreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2480,7 @@ func (x *CreateContainerResponse) String() string {
 func (*CreateContainerResponse) ProtoMessage() {}
 
 func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[31]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2493,7 @@ func (x *CreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*CreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateContainerResponse) GetResponse() *api.CreateContainerResponse {
@@ -2406,7 +2525,7 @@ type PostCreateContainerRequest struct {
 
 func (x *PostCreateContainerRequest) Reset() {
 	*x = PostCreateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2537,7 @@ func (x *PostCreateContainerRequest) String() string {
 func (*PostCreateContainerRequest) ProtoMessage() {}
 
 func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[32]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2550,7 @@ func (x *PostCreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PostCreateContainerRequest) GetGeneration() uint64 {
@@ -2466,7 +2585,7 @@ type PostCreateContainerResponse struct {
 
 func (x *PostCreateContainerResponse) Reset() {
 	*x = PostCreateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2597,7 @@ func (x *PostCreateContainerResponse) String() string {
 func (*PostCreateContainerResponse) ProtoMessage() {}
 
 func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[33]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2610,7 @@ func (x *PostCreateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostCreateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostCreateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PostCreateContainerResponse) GetResponse() *api.PostCreateContainerResponse {
@@ -2519,7 +2638,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2650,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[34]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2663,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StartContainerRequest) GetGeneration() uint64 {
@@ -2586,7 +2705,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2717,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[35]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2730,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StartContainerResponse) GetResponse() *api.StartContainerResponse {
@@ -2636,7 +2755,7 @@ type PostStartContainerRequest struct {
 
 func (x *PostStartContainerRequest) Reset() {
 	*x = PostStartContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2767,7 @@ func (x *PostStartContainerRequest) String() string {
 func (*PostStartContainerRequest) ProtoMessage() {}
 
 func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[36]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2780,7 @@ func (x *PostStartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostStartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PostStartContainerRequest) GetGeneration() uint64 {
@@ -2696,7 +2815,7 @@ type PostStartContainerResponse struct {
 
 func (x *PostStartContainerResponse) Reset() {
 	*x = PostStartContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2827,7 @@ func (x *PostStartContainerResponse) String() string {
 func (*PostStartContainerResponse) ProtoMessage() {}
 
 func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[37]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2840,7 @@ func (x *PostStartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostStartContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostStartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{37}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PostStartContainerResponse) GetResponse() *api.PostStartContainerResponse {
@@ -2749,7 +2868,7 @@ type UpdateContainerRequest struct {
 
 func (x *UpdateContainerRequest) Reset() {
 	*x = UpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2880,7 @@ func (x *UpdateContainerRequest) String() string {
 func (*UpdateContainerRequest) ProtoMessage() {}
 
 func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[38]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2893,7 @@ func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{38}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UpdateContainerRequest) GetGeneration() uint64 {
@@ -2818,7 +2937,7 @@ type UpdateContainerResponse struct {
 
 func (x *UpdateContainerResponse) Reset() {
 	*x = UpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2949,7 @@ func (x *UpdateContainerResponse) String() string {
 func (*UpdateContainerResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[39]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2962,7 @@ func (x *UpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{39}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UpdateContainerResponse) GetResponse() *api.UpdateContainerResponse {
@@ -2875,7 +2994,7 @@ type PostUpdateContainerRequest struct {
 
 func (x *PostUpdateContainerRequest) Reset() {
 	*x = PostUpdateContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3006,7 @@ func (x *PostUpdateContainerRequest) String() string {
 func (*PostUpdateContainerRequest) ProtoMessage() {}
 
 func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[40]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3019,7 @@ func (x *PostUpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{40}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PostUpdateContainerRequest) GetGeneration() uint64 {
@@ -2935,7 +3054,7 @@ type PostUpdateContainerResponse struct {
 
 func (x *PostUpdateContainerResponse) Reset() {
 	*x = PostUpdateContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3066,7 @@ func (x *PostUpdateContainerResponse) String() string {
 func (*PostUpdateContainerResponse) ProtoMessage() {}
 
 func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[41]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3079,7 @@ func (x *PostUpdateContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostUpdateContainerResponse.ProtoReflect.Descriptor instead.
 func (*PostUpdateContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{41}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PostUpdateContainerResponse) GetResponse() *api.PostUpdateContainerResponse {
@@ -2985,7 +3104,7 @@ type StopContainerRequest struct {
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3116,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[42]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3129,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{42}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StopContainerRequest) GetGeneration() uint64 {
@@ -3047,7 +3166,7 @@ type StopContainerResponse struct {
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3178,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[43]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3191,7 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{43}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StopContainerResponse) GetResponse() *api.StopContainerResponse {
@@ -3104,7 +3223,7 @@ type RemoveContainerRequest struct {
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3235,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[44]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3248,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{44}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RemoveContainerRequest) GetGeneration() uint64 {
@@ -3164,7 +3283,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3176,7 +3295,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[45]
+	mi := &file_crisp_nri_v1_hub_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3189,7 +3308,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{45}
+	return file_crisp_nri_v1_hub_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveContainerResponse) GetResponse() *api.RemoveContainerResponse {
@@ -3257,7 +3376,16 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\aupdates\x18\x04 \x03(\v2%.nri.pkg.api.v1alpha1.ContainerUpdateR\aupdates\x12E\n" +
 	"\tevictions\x18\x05 \x03(\v2'.nri.pkg.api.v1alpha1.ContainerEvictionR\tevictions\x12=\n" +
 	"\x06update\x18\x06 \x01(\v2%.nri.pkg.api.v1alpha1.ContainerUpdateR\x06update\x12B\n" +
-	"\tconsulted\x18\a \x03(\v2$.nri.pkg.api.v1alpha1.PluginInstanceR\tconsulted\"\xcf\x01\n" +
+	"\tconsulted\x18\a \x03(\v2$.nri.pkg.api.v1alpha1.PluginInstanceR\tconsulted\"\x93\x01\n" +
+	"\x16RequiredPluginsRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x122\n" +
+	"\x03pod\x18\x02 \x01(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x03pod\x12%\n" +
+	"\x0econtainer_name\x18\x03 \x01(\tR\rcontainerName\"H\n" +
+	"\x17RequiredPluginsResponse\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\x12\x17\n" +
+	"\await_ms\x18\x02 \x01(\x03R\x06waitMs\"\xcf\x01\n" +
 	"\x0fConcludeRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3480,12 +3608,13 @@ const file_crisp_nri_v1_hub_service_proto_rawDesc = "" +
 	"\x03leg\x18\n" +
 	" \x01(\v2\x11.crisp.nri.v1.LegR\x03leg\"d\n" +
 	"\x17RemoveContainerResponse\x12I\n" +
-	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\xba\f\n" +
+	"\bresponse\x18\x01 \x01(\v2-.nri.pkg.api.v1alpha1.RemoveContainerResponseR\bresponse2\x9a\r\n" +
 	"\n" +
 	"HubService\x12J\n" +
 	"\aConnect\x12\x1c.crisp.nri.v1.ConnectRequest\x1a\x1d.crisp.nri.v1.ConnectResponse(\x010\x01\x12L\n" +
 	"\tGetStatus\x12\x1e.crisp.nri.v1.GetStatusRequest\x1a\x1f.crisp.nri.v1.GetStatusResponse\x12C\n" +
-	"\x06DryRun\x12\x1b.crisp.nri.v1.DryRunRequest\x1a\x1c.crisp.nri.v1.DryRunResponse\x12I\n" +
+	"\x06DryRun\x12\x1b.crisp.nri.v1.DryRunRequest\x1a\x1c.crisp.nri.v1.DryRunResponse\x12^\n" +
+	"\x0fRequiredPlugins\x12$.crisp.nri.v1.RequiredPluginsRequest\x1a%.crisp.nri.v1.RequiredPluginsResponse\x12I\n" +
 	"\bConclude\x12\x1d.crisp.nri.v1.ConcludeRequest\x1a\x1e.crisp.nri.v1.ConcludeResponse\x12X\n" +
 	"\rRunPodSandbox\x12\".crisp.nri.v1.RunPodSandboxRequest\x1a#.crisp.nri.v1.RunPodSandboxResponse\x12a\n" +
 	"\x10UpdatePodSandbox\x12%.crisp.nri.v1.UpdatePodSandboxRequest\x1a&.crisp.nri.v1.UpdatePodSandboxResponse\x12m\n" +
@@ -3514,7 +3643,7 @@ func file_crisp_nri_v1_hub_service_proto_rawDescGZIP() []byte {
 	return file_crisp_nri_v1_hub_service_proto_rawDescData
 }
 
-var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_crisp_nri_v1_hub_service_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*ConnectRequest)(nil),                   // 0: crisp.nri.v1.ConnectRequest
 	(*Hello)(nil),                            // 1: crisp.nri.v1.Hello
@@ -3525,193 +3654,198 @@ var file_crisp_nri_v1_hub_service_proto_goTypes = []any{
 	(*PluginRef)(nil),                        // 6: crisp.nri.v1.PluginRef
 	(*Leg)(nil),                              // 7: crisp.nri.v1.Leg
 	(*Merge)(nil),                            // 8: crisp.nri.v1.Merge
-	(*ConcludeRequest)(nil),                  // 9: crisp.nri.v1.ConcludeRequest
-	(*ConcludeResponse)(nil),                 // 10: crisp.nri.v1.ConcludeResponse
-	(*Guard)(nil),                            // 11: crisp.nri.v1.Guard
-	(*InventoryRequest)(nil),                 // 12: crisp.nri.v1.InventoryRequest
-	(*UpdateRequest)(nil),                    // 13: crisp.nri.v1.UpdateRequest
-	(*GetStatusRequest)(nil),                 // 14: crisp.nri.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),                // 15: crisp.nri.v1.GetStatusResponse
-	(*PluginStatus)(nil),                     // 16: crisp.nri.v1.PluginStatus
-	(*DryRunRequest)(nil),                    // 17: crisp.nri.v1.DryRunRequest
-	(*DryRunResponse)(nil),                   // 18: crisp.nri.v1.DryRunResponse
-	(*PluginChange)(nil),                     // 19: crisp.nri.v1.PluginChange
-	(*RunPodSandboxRequest)(nil),             // 20: crisp.nri.v1.RunPodSandboxRequest
-	(*RunPodSandboxResponse)(nil),            // 21: crisp.nri.v1.RunPodSandboxResponse
-	(*UpdatePodSandboxRequest)(nil),          // 22: crisp.nri.v1.UpdatePodSandboxRequest
-	(*UpdatePodSandboxResponse)(nil),         // 23: crisp.nri.v1.UpdatePodSandboxResponse
-	(*PostUpdatePodSandboxRequest)(nil),      // 24: crisp.nri.v1.PostUpdatePodSandboxRequest
-	(*PostUpdatePodSandboxResponse)(nil),     // 25: crisp.nri.v1.PostUpdatePodSandboxResponse
-	(*StopPodSandboxRequest)(nil),            // 26: crisp.nri.v1.StopPodSandboxRequest
-	(*StopPodSandboxResponse)(nil),           // 27: crisp.nri.v1.StopPodSandboxResponse
-	(*RemovePodSandboxRequest)(nil),          // 28: crisp.nri.v1.RemovePodSandboxRequest
-	(*RemovePodSandboxResponse)(nil),         // 29: crisp.nri.v1.RemovePodSandboxResponse
-	(*CreateContainerRequest)(nil),           // 30: crisp.nri.v1.CreateContainerRequest
-	(*CreateContainerResponse)(nil),          // 31: crisp.nri.v1.CreateContainerResponse
-	(*PostCreateContainerRequest)(nil),       // 32: crisp.nri.v1.PostCreateContainerRequest
-	(*PostCreateContainerResponse)(nil),      // 33: crisp.nri.v1.PostCreateContainerResponse
-	(*StartContainerRequest)(nil),            // 34: crisp.nri.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 35: crisp.nri.v1.StartContainerResponse
-	(*PostStartContainerRequest)(nil),        // 36: crisp.nri.v1.PostStartContainerRequest
-	(*PostStartContainerResponse)(nil),       // 37: crisp.nri.v1.PostStartContainerResponse
-	(*UpdateContainerRequest)(nil),           // 38: crisp.nri.v1.UpdateContainerRequest
-	(*UpdateContainerResponse)(nil),          // 39: crisp.nri.v1.UpdateContainerResponse
-	(*PostUpdateContainerRequest)(nil),       // 40: crisp.nri.v1.PostUpdateContainerRequest
-	(*PostUpdateContainerResponse)(nil),      // 41: crisp.nri.v1.PostUpdateContainerResponse
-	(*StopContainerRequest)(nil),             // 42: crisp.nri.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 43: crisp.nri.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 44: crisp.nri.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 45: crisp.nri.v1.RemoveContainerResponse
-	nil,                                      // 46: crisp.nri.v1.Guard.LabelsEntry
-	nil,                                      // 47: crisp.nri.v1.Guard.AnnotationsEntry
-	(*api.PodSandbox)(nil),                   // 48: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 49: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerUpdate)(nil),              // 50: nri.pkg.api.v1alpha1.ContainerUpdate
-	(*api.ContainerAdjustment)(nil),          // 51: nri.pkg.api.v1alpha1.ContainerAdjustment
-	(*api.OwningPlugins)(nil),                // 52: nri.pkg.api.v1alpha1.OwningPlugins
-	(*api.ContainerEviction)(nil),            // 53: nri.pkg.api.v1alpha1.ContainerEviction
-	(*api.PluginInstance)(nil),               // 54: nri.pkg.api.v1alpha1.PluginInstance
-	(*api.CreateContainerResponse)(nil),      // 55: nri.pkg.api.v1alpha1.CreateContainerResponse
-	(*api.RunPodSandboxRequest)(nil),         // 56: nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	(*api.RunPodSandboxResponse)(nil),        // 57: nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	(*api.UpdatePodSandboxRequest)(nil),      // 58: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	(*api.UpdatePodSandboxResponse)(nil),     // 59: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	(*api.PostUpdatePodSandboxRequest)(nil),  // 60: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	(*api.PostUpdatePodSandboxResponse)(nil), // 61: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	(*api.StopPodSandboxRequest)(nil),        // 62: nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	(*api.StopPodSandboxResponse)(nil),       // 63: nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	(*api.RemovePodSandboxRequest)(nil),      // 64: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	(*api.RemovePodSandboxResponse)(nil),     // 65: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	(*api.CreateContainerRequest)(nil),       // 66: nri.pkg.api.v1alpha1.CreateContainerRequest
-	(*api.PostCreateContainerRequest)(nil),   // 67: nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	(*api.PostCreateContainerResponse)(nil),  // 68: nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	(*api.StartContainerRequest)(nil),        // 69: nri.pkg.api.v1alpha1.StartContainerRequest
-	(*api.StartContainerResponse)(nil),       // 70: nri.pkg.api.v1alpha1.StartContainerResponse
-	(*api.PostStartContainerRequest)(nil),    // 71: nri.pkg.api.v1alpha1.PostStartContainerRequest
-	(*api.PostStartContainerResponse)(nil),   // 72: nri.pkg.api.v1alpha1.PostStartContainerResponse
-	(*api.UpdateContainerRequest)(nil),       // 73: nri.pkg.api.v1alpha1.UpdateContainerRequest
-	(*api.UpdateContainerResponse)(nil),      // 74: nri.pkg.api.v1alpha1.UpdateContainerResponse
-	(*api.PostUpdateContainerRequest)(nil),   // 75: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	(*api.PostUpdateContainerResponse)(nil),  // 76: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	(*api.StopContainerRequest)(nil),         // 77: nri.pkg.api.v1alpha1.StopContainerRequest
-	(*api.StopContainerResponse)(nil),        // 78: nri.pkg.api.v1alpha1.StopContainerResponse
-	(*api.RemoveContainerRequest)(nil),       // 79: nri.pkg.api.v1alpha1.RemoveContainerRequest
-	(*api.RemoveContainerResponse)(nil),      // 80: nri.pkg.api.v1alpha1.RemoveContainerResponse
+	(*RequiredPluginsRequest)(nil),           // 9: crisp.nri.v1.RequiredPluginsRequest
+	(*RequiredPluginsResponse)(nil),          // 10: crisp.nri.v1.RequiredPluginsResponse
+	(*ConcludeRequest)(nil),                  // 11: crisp.nri.v1.ConcludeRequest
+	(*ConcludeResponse)(nil),                 // 12: crisp.nri.v1.ConcludeResponse
+	(*Guard)(nil),                            // 13: crisp.nri.v1.Guard
+	(*InventoryRequest)(nil),                 // 14: crisp.nri.v1.InventoryRequest
+	(*UpdateRequest)(nil),                    // 15: crisp.nri.v1.UpdateRequest
+	(*GetStatusRequest)(nil),                 // 16: crisp.nri.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),                // 17: crisp.nri.v1.GetStatusResponse
+	(*PluginStatus)(nil),                     // 18: crisp.nri.v1.PluginStatus
+	(*DryRunRequest)(nil),                    // 19: crisp.nri.v1.DryRunRequest
+	(*DryRunResponse)(nil),                   // 20: crisp.nri.v1.DryRunResponse
+	(*PluginChange)(nil),                     // 21: crisp.nri.v1.PluginChange
+	(*RunPodSandboxRequest)(nil),             // 22: crisp.nri.v1.RunPodSandboxRequest
+	(*RunPodSandboxResponse)(nil),            // 23: crisp.nri.v1.RunPodSandboxResponse
+	(*UpdatePodSandboxRequest)(nil),          // 24: crisp.nri.v1.UpdatePodSandboxRequest
+	(*UpdatePodSandboxResponse)(nil),         // 25: crisp.nri.v1.UpdatePodSandboxResponse
+	(*PostUpdatePodSandboxRequest)(nil),      // 26: crisp.nri.v1.PostUpdatePodSandboxRequest
+	(*PostUpdatePodSandboxResponse)(nil),     // 27: crisp.nri.v1.PostUpdatePodSandboxResponse
+	(*StopPodSandboxRequest)(nil),            // 28: crisp.nri.v1.StopPodSandboxRequest
+	(*StopPodSandboxResponse)(nil),           // 29: crisp.nri.v1.StopPodSandboxResponse
+	(*RemovePodSandboxRequest)(nil),          // 30: crisp.nri.v1.RemovePodSandboxRequest
+	(*RemovePodSandboxResponse)(nil),         // 31: crisp.nri.v1.RemovePodSandboxResponse
+	(*CreateContainerRequest)(nil),           // 32: crisp.nri.v1.CreateContainerRequest
+	(*CreateContainerResponse)(nil),          // 33: crisp.nri.v1.CreateContainerResponse
+	(*PostCreateContainerRequest)(nil),       // 34: crisp.nri.v1.PostCreateContainerRequest
+	(*PostCreateContainerResponse)(nil),      // 35: crisp.nri.v1.PostCreateContainerResponse
+	(*StartContainerRequest)(nil),            // 36: crisp.nri.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 37: crisp.nri.v1.StartContainerResponse
+	(*PostStartContainerRequest)(nil),        // 38: crisp.nri.v1.PostStartContainerRequest
+	(*PostStartContainerResponse)(nil),       // 39: crisp.nri.v1.PostStartContainerResponse
+	(*UpdateContainerRequest)(nil),           // 40: crisp.nri.v1.UpdateContainerRequest
+	(*UpdateContainerResponse)(nil),          // 41: crisp.nri.v1.UpdateContainerResponse
+	(*PostUpdateContainerRequest)(nil),       // 42: crisp.nri.v1.PostUpdateContainerRequest
+	(*PostUpdateContainerResponse)(nil),      // 43: crisp.nri.v1.PostUpdateContainerResponse
+	(*StopContainerRequest)(nil),             // 44: crisp.nri.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 45: crisp.nri.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 46: crisp.nri.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 47: crisp.nri.v1.RemoveContainerResponse
+	nil,                                      // 48: crisp.nri.v1.Guard.LabelsEntry
+	nil,                                      // 49: crisp.nri.v1.Guard.AnnotationsEntry
+	(*api.PodSandbox)(nil),                   // 50: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 51: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerUpdate)(nil),              // 52: nri.pkg.api.v1alpha1.ContainerUpdate
+	(*api.ContainerAdjustment)(nil),          // 53: nri.pkg.api.v1alpha1.ContainerAdjustment
+	(*api.OwningPlugins)(nil),                // 54: nri.pkg.api.v1alpha1.OwningPlugins
+	(*api.ContainerEviction)(nil),            // 55: nri.pkg.api.v1alpha1.ContainerEviction
+	(*api.PluginInstance)(nil),               // 56: nri.pkg.api.v1alpha1.PluginInstance
+	(*api.CreateContainerResponse)(nil),      // 57: nri.pkg.api.v1alpha1.CreateContainerResponse
+	(*api.RunPodSandboxRequest)(nil),         // 58: nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	(*api.RunPodSandboxResponse)(nil),        // 59: nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	(*api.UpdatePodSandboxRequest)(nil),      // 60: nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	(*api.UpdatePodSandboxResponse)(nil),     // 61: nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	(*api.PostUpdatePodSandboxRequest)(nil),  // 62: nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	(*api.PostUpdatePodSandboxResponse)(nil), // 63: nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	(*api.StopPodSandboxRequest)(nil),        // 64: nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	(*api.StopPodSandboxResponse)(nil),       // 65: nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	(*api.RemovePodSandboxRequest)(nil),      // 66: nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	(*api.RemovePodSandboxResponse)(nil),     // 67: nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	(*api.CreateContainerRequest)(nil),       // 68: nri.pkg.api.v1alpha1.CreateContainerRequest
+	(*api.PostCreateContainerRequest)(nil),   // 69: nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	(*api.PostCreateContainerResponse)(nil),  // 70: nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	(*api.StartContainerRequest)(nil),        // 71: nri.pkg.api.v1alpha1.StartContainerRequest
+	(*api.StartContainerResponse)(nil),       // 72: nri.pkg.api.v1alpha1.StartContainerResponse
+	(*api.PostStartContainerRequest)(nil),    // 73: nri.pkg.api.v1alpha1.PostStartContainerRequest
+	(*api.PostStartContainerResponse)(nil),   // 74: nri.pkg.api.v1alpha1.PostStartContainerResponse
+	(*api.UpdateContainerRequest)(nil),       // 75: nri.pkg.api.v1alpha1.UpdateContainerRequest
+	(*api.UpdateContainerResponse)(nil),      // 76: nri.pkg.api.v1alpha1.UpdateContainerResponse
+	(*api.PostUpdateContainerRequest)(nil),   // 77: nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	(*api.PostUpdateContainerResponse)(nil),  // 78: nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	(*api.StopContainerRequest)(nil),         // 79: nri.pkg.api.v1alpha1.StopContainerRequest
+	(*api.StopContainerResponse)(nil),        // 80: nri.pkg.api.v1alpha1.StopContainerResponse
+	(*api.RemoveContainerRequest)(nil),       // 81: nri.pkg.api.v1alpha1.RemoveContainerRequest
+	(*api.RemoveContainerResponse)(nil),      // 82: nri.pkg.api.v1alpha1.RemoveContainerResponse
 }
 var file_crisp_nri_v1_hub_service_proto_depIdxs = []int32{
 	1,  // 0: crisp.nri.v1.ConnectRequest.hello:type_name -> crisp.nri.v1.Hello
 	2,  // 1: crisp.nri.v1.ConnectRequest.inventory:type_name -> crisp.nri.v1.InventoryChunk
 	3,  // 2: crisp.nri.v1.ConnectRequest.update_result:type_name -> crisp.nri.v1.UpdateResult
-	48, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	49, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	50, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	50, // 3: crisp.nri.v1.InventoryChunk.pods:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 4: crisp.nri.v1.InventoryChunk.containers:type_name -> nri.pkg.api.v1alpha1.Container
+	52, // 5: crisp.nri.v1.UpdateResult.failed:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
 	5,  // 6: crisp.nri.v1.ConnectResponse.state:type_name -> crisp.nri.v1.HubState
-	12, // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
-	13, // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
-	11, // 9: crisp.nri.v1.HubState.guards:type_name -> crisp.nri.v1.Guard
+	14, // 7: crisp.nri.v1.ConnectResponse.inventory_request:type_name -> crisp.nri.v1.InventoryRequest
+	15, // 8: crisp.nri.v1.ConnectResponse.update_request:type_name -> crisp.nri.v1.UpdateRequest
+	13, // 9: crisp.nri.v1.HubState.guards:type_name -> crisp.nri.v1.Guard
 	6,  // 10: crisp.nri.v1.HubState.plugins:type_name -> crisp.nri.v1.PluginRef
 	8,  // 11: crisp.nri.v1.Leg.merge:type_name -> crisp.nri.v1.Merge
-	49, // 12: crisp.nri.v1.Merge.container:type_name -> nri.pkg.api.v1alpha1.Container
-	51, // 13: crisp.nri.v1.Merge.adjust:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
-	52, // 14: crisp.nri.v1.Merge.owners:type_name -> nri.pkg.api.v1alpha1.OwningPlugins
-	50, // 15: crisp.nri.v1.Merge.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	53, // 16: crisp.nri.v1.Merge.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
-	50, // 17: crisp.nri.v1.Merge.update:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	54, // 18: crisp.nri.v1.Merge.consulted:type_name -> nri.pkg.api.v1alpha1.PluginInstance
-	48, // 19: crisp.nri.v1.ConcludeRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	49, // 20: crisp.nri.v1.ConcludeRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
-	8,  // 21: crisp.nri.v1.ConcludeRequest.merge:type_name -> crisp.nri.v1.Merge
-	46, // 22: crisp.nri.v1.Guard.labels:type_name -> crisp.nri.v1.Guard.LabelsEntry
-	47, // 23: crisp.nri.v1.Guard.annotations:type_name -> crisp.nri.v1.Guard.AnnotationsEntry
-	50, // 24: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
-	53, // 25: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
-	16, // 26: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
-	48, // 27: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	49, // 28: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
-	55, // 29: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	19, // 30: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
-	56, // 31: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
-	7,  // 32: crisp.nri.v1.RunPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
-	57, // 33: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
-	8,  // 34: crisp.nri.v1.RunPodSandboxResponse.merge:type_name -> crisp.nri.v1.Merge
-	58, // 35: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
-	7,  // 36: crisp.nri.v1.UpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
-	59, // 37: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
-	60, // 38: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
-	7,  // 39: crisp.nri.v1.PostUpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
-	61, // 40: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
-	62, // 41: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
-	7,  // 42: crisp.nri.v1.StopPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
-	63, // 43: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
-	64, // 44: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
-	7,  // 45: crisp.nri.v1.RemovePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
-	65, // 46: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
-	66, // 47: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
-	7,  // 48: crisp.nri.v1.CreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	55, // 49: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
-	8,  // 50: crisp.nri.v1.CreateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
-	67, // 51: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
-	7,  // 52: crisp.nri.v1.PostCreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	68, // 53: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
-	69, // 54: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
-	7,  // 55: crisp.nri.v1.StartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	70, // 56: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
-	71, // 57: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
-	7,  // 58: crisp.nri.v1.PostStartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	72, // 59: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
-	73, // 60: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
-	7,  // 61: crisp.nri.v1.UpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	74, // 62: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
-	8,  // 63: crisp.nri.v1.UpdateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
-	75, // 64: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
-	7,  // 65: crisp.nri.v1.PostUpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	76, // 66: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
-	77, // 67: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
-	7,  // 68: crisp.nri.v1.StopContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	78, // 69: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
-	8,  // 70: crisp.nri.v1.StopContainerResponse.merge:type_name -> crisp.nri.v1.Merge
-	79, // 71: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
-	7,  // 72: crisp.nri.v1.RemoveContainerRequest.leg:type_name -> crisp.nri.v1.Leg
-	80, // 73: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
-	0,  // 74: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
-	14, // 75: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
-	17, // 76: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
-	9,  // 77: crisp.nri.v1.HubService.Conclude:input_type -> crisp.nri.v1.ConcludeRequest
-	20, // 78: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
-	22, // 79: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
-	24, // 80: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
-	26, // 81: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
-	28, // 82: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
-	30, // 83: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
-	32, // 84: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
-	34, // 85: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
-	36, // 86: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
-	38, // 87: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
-	40, // 88: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
-	42, // 89: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
-	44, // 90: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
-	4,  // 91: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
-	15, // 92: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
-	18, // 93: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
-	10, // 94: crisp.nri.v1.HubService.Conclude:output_type -> crisp.nri.v1.ConcludeResponse
-	21, // 95: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
-	23, // 96: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
-	25, // 97: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
-	27, // 98: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
-	29, // 99: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
-	31, // 100: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
-	33, // 101: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
-	35, // 102: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
-	37, // 103: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
-	39, // 104: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
-	41, // 105: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
-	43, // 106: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
-	45, // 107: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
-	91, // [91:108] is the sub-list for method output_type
-	74, // [74:91] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	51, // 12: crisp.nri.v1.Merge.container:type_name -> nri.pkg.api.v1alpha1.Container
+	53, // 13: crisp.nri.v1.Merge.adjust:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
+	54, // 14: crisp.nri.v1.Merge.owners:type_name -> nri.pkg.api.v1alpha1.OwningPlugins
+	52, // 15: crisp.nri.v1.Merge.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	55, // 16: crisp.nri.v1.Merge.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	52, // 17: crisp.nri.v1.Merge.update:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	56, // 18: crisp.nri.v1.Merge.consulted:type_name -> nri.pkg.api.v1alpha1.PluginInstance
+	50, // 19: crisp.nri.v1.RequiredPluginsRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	50, // 20: crisp.nri.v1.ConcludeRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 21: crisp.nri.v1.ConcludeRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	8,  // 22: crisp.nri.v1.ConcludeRequest.merge:type_name -> crisp.nri.v1.Merge
+	48, // 23: crisp.nri.v1.Guard.labels:type_name -> crisp.nri.v1.Guard.LabelsEntry
+	49, // 24: crisp.nri.v1.Guard.annotations:type_name -> crisp.nri.v1.Guard.AnnotationsEntry
+	52, // 25: crisp.nri.v1.UpdateRequest.updates:type_name -> nri.pkg.api.v1alpha1.ContainerUpdate
+	55, // 26: crisp.nri.v1.UpdateRequest.evictions:type_name -> nri.pkg.api.v1alpha1.ContainerEviction
+	18, // 27: crisp.nri.v1.GetStatusResponse.plugins:type_name -> crisp.nri.v1.PluginStatus
+	50, // 28: crisp.nri.v1.DryRunRequest.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	51, // 29: crisp.nri.v1.DryRunRequest.container:type_name -> nri.pkg.api.v1alpha1.Container
+	57, // 30: crisp.nri.v1.DryRunResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	21, // 31: crisp.nri.v1.DryRunResponse.changes:type_name -> crisp.nri.v1.PluginChange
+	58, // 32: crisp.nri.v1.RunPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxRequest
+	7,  // 33: crisp.nri.v1.RunPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	59, // 34: crisp.nri.v1.RunPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RunPodSandboxResponse
+	8,  // 35: crisp.nri.v1.RunPodSandboxResponse.merge:type_name -> crisp.nri.v1.Merge
+	60, // 36: crisp.nri.v1.UpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxRequest
+	7,  // 37: crisp.nri.v1.UpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	61, // 38: crisp.nri.v1.UpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdatePodSandboxResponse
+	62, // 39: crisp.nri.v1.PostUpdatePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxRequest
+	7,  // 40: crisp.nri.v1.PostUpdatePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	63, // 41: crisp.nri.v1.PostUpdatePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdatePodSandboxResponse
+	64, // 42: crisp.nri.v1.StopPodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxRequest
+	7,  // 43: crisp.nri.v1.StopPodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	65, // 44: crisp.nri.v1.StopPodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.StopPodSandboxResponse
+	66, // 45: crisp.nri.v1.RemovePodSandboxRequest.request:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxRequest
+	7,  // 46: crisp.nri.v1.RemovePodSandboxRequest.leg:type_name -> crisp.nri.v1.Leg
+	67, // 47: crisp.nri.v1.RemovePodSandboxResponse.response:type_name -> nri.pkg.api.v1alpha1.RemovePodSandboxResponse
+	68, // 48: crisp.nri.v1.CreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.CreateContainerRequest
+	7,  // 49: crisp.nri.v1.CreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	57, // 50: crisp.nri.v1.CreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.CreateContainerResponse
+	8,  // 51: crisp.nri.v1.CreateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	69, // 52: crisp.nri.v1.PostCreateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerRequest
+	7,  // 53: crisp.nri.v1.PostCreateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	70, // 54: crisp.nri.v1.PostCreateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostCreateContainerResponse
+	71, // 55: crisp.nri.v1.StartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StartContainerRequest
+	7,  // 56: crisp.nri.v1.StartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	72, // 57: crisp.nri.v1.StartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StartContainerResponse
+	73, // 58: crisp.nri.v1.PostStartContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostStartContainerRequest
+	7,  // 59: crisp.nri.v1.PostStartContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	74, // 60: crisp.nri.v1.PostStartContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostStartContainerResponse
+	75, // 61: crisp.nri.v1.UpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.UpdateContainerRequest
+	7,  // 62: crisp.nri.v1.UpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	76, // 63: crisp.nri.v1.UpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.UpdateContainerResponse
+	8,  // 64: crisp.nri.v1.UpdateContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	77, // 65: crisp.nri.v1.PostUpdateContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerRequest
+	7,  // 66: crisp.nri.v1.PostUpdateContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	78, // 67: crisp.nri.v1.PostUpdateContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.PostUpdateContainerResponse
+	79, // 68: crisp.nri.v1.StopContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.StopContainerRequest
+	7,  // 69: crisp.nri.v1.StopContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	80, // 70: crisp.nri.v1.StopContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.StopContainerResponse
+	8,  // 71: crisp.nri.v1.StopContainerResponse.merge:type_name -> crisp.nri.v1.Merge
+	81, // 72: crisp.nri.v1.RemoveContainerRequest.request:type_name -> nri.pkg.api.v1alpha1.RemoveContainerRequest
+	7,  // 73: crisp.nri.v1.RemoveContainerRequest.leg:type_name -> crisp.nri.v1.Leg
+	82, // 74: crisp.nri.v1.RemoveContainerResponse.response:type_name -> nri.pkg.api.v1alpha1.RemoveContainerResponse
+	0,  // 75: crisp.nri.v1.HubService.Connect:input_type -> crisp.nri.v1.ConnectRequest
+	16, // 76: crisp.nri.v1.HubService.GetStatus:input_type -> crisp.nri.v1.GetStatusRequest
+	19, // 77: crisp.nri.v1.HubService.DryRun:input_type -> crisp.nri.v1.DryRunRequest
+	9,  // 78: crisp.nri.v1.HubService.RequiredPlugins:input_type -> crisp.nri.v1.RequiredPluginsRequest
+	11, // 79: crisp.nri.v1.HubService.Conclude:input_type -> crisp.nri.v1.ConcludeRequest
+	22, // 80: crisp.nri.v1.HubService.RunPodSandbox:input_type -> crisp.nri.v1.RunPodSandboxRequest
+	24, // 81: crisp.nri.v1.HubService.UpdatePodSandbox:input_type -> crisp.nri.v1.UpdatePodSandboxRequest
+	26, // 82: crisp.nri.v1.HubService.PostUpdatePodSandbox:input_type -> crisp.nri.v1.PostUpdatePodSandboxRequest
+	28, // 83: crisp.nri.v1.HubService.StopPodSandbox:input_type -> crisp.nri.v1.StopPodSandboxRequest
+	30, // 84: crisp.nri.v1.HubService.RemovePodSandbox:input_type -> crisp.nri.v1.RemovePodSandboxRequest
+	32, // 85: crisp.nri.v1.HubService.CreateContainer:input_type -> crisp.nri.v1.CreateContainerRequest
+	34, // 86: crisp.nri.v1.HubService.PostCreateContainer:input_type -> crisp.nri.v1.PostCreateContainerRequest
+	36, // 87: crisp.nri.v1.HubService.StartContainer:input_type -> crisp.nri.v1.StartContainerRequest
+	38, // 88: crisp.nri.v1.HubService.PostStartContainer:input_type -> crisp.nri.v1.PostStartContainerRequest
+	40, // 89: crisp.nri.v1.HubService.UpdateContainer:input_type -> crisp.nri.v1.UpdateContainerRequest
+	42, // 90: crisp.nri.v1.HubService.PostUpdateContainer:input_type -> crisp.nri.v1.PostUpdateContainerRequest
+	44, // 91: crisp.nri.v1.HubService.StopContainer:input_type -> crisp.nri.v1.StopContainerRequest
+	46, // 92: crisp.nri.v1.HubService.RemoveContainer:input_type -> crisp.nri.v1.RemoveContainerRequest
+	4,  // 93: crisp.nri.v1.HubService.Connect:output_type -> crisp.nri.v1.ConnectResponse
+	17, // 94: crisp.nri.v1.HubService.GetStatus:output_type -> crisp.nri.v1.GetStatusResponse
+	20, // 95: crisp.nri.v1.HubService.DryRun:output_type -> crisp.nri.v1.DryRunResponse
+	10, // 96: crisp.nri.v1.HubService.RequiredPlugins:output_type -> crisp.nri.v1.RequiredPluginsResponse
+	12, // 97: crisp.nri.v1.HubService.Conclude:output_type -> crisp.nri.v1.ConcludeResponse
+	23, // 98: crisp.nri.v1.HubService.RunPodSandbox:output_type -> crisp.nri.v1.RunPodSandboxResponse
+	25, // 99: crisp.nri.v1.HubService.UpdatePodSandbox:output_type -> crisp.nri.v1.UpdatePodSandboxResponse
+	27, // 100: crisp.nri.v1.HubService.PostUpdatePodSandbox:output_type -> crisp.nri.v1.PostUpdatePodSandboxResponse
+	29, // 101: crisp.nri.v1.HubService.StopPodSandbox:output_type -> crisp.nri.v1.StopPodSandboxResponse
+	31, // 102: crisp.nri.v1.HubService.RemovePodSandbox:output_type -> crisp.nri.v1.RemovePodSandboxResponse
+	33, // 103: crisp.nri.v1.HubService.CreateContainer:output_type -> crisp.nri.v1.CreateContainerResponse
+	35, // 104: crisp.nri.v1.HubService.PostCreateContainer:output_type -> crisp.nri.v1.PostCreateContainerResponse
+	37, // 105: crisp.nri.v1.HubService.StartContainer:output_type -> crisp.nri.v1.StartContainerResponse
+	39, // 106: crisp.nri.v1.HubService.PostStartContainer:output_type -> crisp.nri.v1.PostStartContainerResponse
+	41, // 107: crisp.nri.v1.HubService.UpdateContainer:output_type -> crisp.nri.v1.UpdateContainerResponse
+	43, // 108: crisp.nri.v1.HubService.PostUpdateContainer:output_type -> crisp.nri.v1.PostUpdateContainerResponse
+	45, // 109: crisp.nri.v1.HubService.StopContainer:output_type -> crisp.nri.v1.StopContainerResponse
+	47, // 110: crisp.nri.v1.HubService.RemoveContainer:output_type -> crisp.nri.v1.RemoveContainerResponse
+	93, // [93:111] is the sub-list for method output_type
+	75, // [75:93] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_crisp_nri_v1_hub_service_proto_init() }
@@ -3729,14 +3863,14 @@ func file_crisp_nri_v1_hub_service_proto_init() {
 		(*ConnectResponse_InventoryRequest)(nil),
 		(*ConnectResponse_UpdateRequest)(nil),
 	}
-	file_crisp_nri_v1_hub_service_proto_msgTypes[16].OneofWrappers = []any{}
+	file_crisp_nri_v1_hub_service_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_nri_v1_hub_service_proto_rawDesc), len(file_crisp_nri_v1_hub_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

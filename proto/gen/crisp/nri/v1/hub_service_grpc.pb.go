@@ -22,6 +22,7 @@ const (
 	HubService_Connect_FullMethodName              = "/crisp.nri.v1.HubService/Connect"
 	HubService_GetStatus_FullMethodName            = "/crisp.nri.v1.HubService/GetStatus"
 	HubService_DryRun_FullMethodName               = "/crisp.nri.v1.HubService/DryRun"
+	HubService_RequiredPlugins_FullMethodName      = "/crisp.nri.v1.HubService/RequiredPlugins"
 	HubService_Conclude_FullMethodName             = "/crisp.nri.v1.HubService/Conclude"
 	HubService_RunPodSandbox_FullMethodName        = "/crisp.nri.v1.HubService/RunPodSandbox"
 	HubService_UpdatePodSandbox_FullMethodName     = "/crisp.nri.v1.HubService/UpdatePodSandbox"
@@ -61,6 +62,10 @@ type HubServiceClient interface {
 	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
 	// gateway for it.
 	DryRun(ctx context.Context, in *DryRunRequest, opts ...grpc.CallOption) (*DryRunResponse, error)
+	// RequiredPlugins names the plugins that must take part in the making of a pod or container
+	// by the hub's rules or the pod's annotation, wherever they are connected. The gateway of
+	// several hubs waits for them; one hub does so by itself.
+	RequiredPlugins(ctx context.Context, in *RequiredPluginsRequest, opts ...grpc.CallOption) (*RequiredPluginsResponse, error)
 	// Conclude checks what the plugins of several hubs have made of a request, against the
 	// hub's required plugins and its validators. FailedPrecondition if one of them refuses.
 	// It may be repeated.
@@ -130,6 +135,16 @@ func (c *hubServiceClient) DryRun(ctx context.Context, in *DryRunRequest, opts .
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DryRunResponse)
 	err := c.cc.Invoke(ctx, HubService_DryRun_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hubServiceClient) RequiredPlugins(ctx context.Context, in *RequiredPluginsRequest, opts ...grpc.CallOption) (*RequiredPluginsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RequiredPluginsResponse)
+	err := c.cc.Invoke(ctx, HubService_RequiredPlugins_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -299,6 +314,10 @@ type HubServiceServer interface {
 	// them then that it is gone. Nothing of their answers is carried out. The hub needs no
 	// gateway for it.
 	DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error)
+	// RequiredPlugins names the plugins that must take part in the making of a pod or container
+	// by the hub's rules or the pod's annotation, wherever they are connected. The gateway of
+	// several hubs waits for them; one hub does so by itself.
+	RequiredPlugins(context.Context, *RequiredPluginsRequest) (*RequiredPluginsResponse, error)
 	// Conclude checks what the plugins of several hubs have made of a request, against the
 	// hub's required plugins and its validators. FailedPrecondition if one of them refuses.
 	// It may be repeated.
@@ -349,6 +368,9 @@ func (UnimplementedHubServiceServer) GetStatus(context.Context, *GetStatusReques
 }
 func (UnimplementedHubServiceServer) DryRun(context.Context, *DryRunRequest) (*DryRunResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DryRun not implemented")
+}
+func (UnimplementedHubServiceServer) RequiredPlugins(context.Context, *RequiredPluginsRequest) (*RequiredPluginsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RequiredPlugins not implemented")
 }
 func (UnimplementedHubServiceServer) Conclude(context.Context, *ConcludeRequest) (*ConcludeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Conclude not implemented")
@@ -452,6 +474,24 @@ func _HubService_DryRun_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HubServiceServer).DryRun(ctx, req.(*DryRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HubService_RequiredPlugins_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RequiredPluginsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HubServiceServer).RequiredPlugins(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HubService_RequiredPlugins_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HubServiceServer).RequiredPlugins(ctx, req.(*RequiredPluginsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -722,6 +762,10 @@ var HubService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DryRun",
 			Handler:    _HubService_DryRun_Handler,
+		},
+		{
+			MethodName: "RequiredPlugins",
+			Handler:    _HubService_RequiredPlugins_Handler,
 		},
 		{
 			MethodName: "Conclude",
