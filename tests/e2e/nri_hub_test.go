@@ -117,7 +117,7 @@ func TestHungPluginIsPassedBy(t *testing.T) {
 
 // What a plugin changes is in the log and on the bus, and can be tried before.
 func TestAuditAndDryRun(t *testing.T) {
-	s := start(t, testenv.Setup{})
+	s := start(t, testenv.Setup{Configure: onHub(func(c testenv.Settings) { c.Set("audit.values", true) })})
 	s.pull(busybox)
 	p := &plugin{adjust: func(*nri.Container) *nri.ContainerAdjustment {
 		a := &nri.ContainerAdjustment{}

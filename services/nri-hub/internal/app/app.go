@@ -106,7 +106,7 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 	if err != nil {
 		return nil, err
 	}
-	ledger, past, err := memory.OpenLedger(cfg.RunFolder, tel.Log)
+	ledger, past, err := memory.OpenLedger(cfg.Ledger(), tel.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -187,11 +187,11 @@ func (a *App) Parts() []lifecycle.Part {
 	}
 }
 
-// ledgerPart closes what plugins have used when none of them is there any more.
+// ledgerPart brings the ledger to the disk, and closes what plugins have used when none of them is there any more.
 func (a *App) ledgerPart() lifecycle.Part {
 	return lifecycle.Part{Name: "ledger", Run: func(ctx context.Context, ready func()) error {
 		ready()
-		<-ctx.Done()
+		a.ledger.Run(ctx)
 		return errors.Join(a.ledger.Close(), a.modules.Close(context.WithoutCancel(ctx)))
 	}}
 }

@@ -2,6 +2,8 @@ package app_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -62,7 +64,11 @@ func TestEndsWhileTheHubIsAway(t *testing.T) {
 	wantEnds(t, p, "stop c1")
 	h.stop()
 
-	// c1 is removed and c2 has ended meanwhile; the pod is still there.
+	// c1 is removed and c2 has ended meanwhile; the pod is still there. The machine was
+	// restarted in between: only the ledger is left.
+	if err := os.Remove(filepath.Join(cfg.RunFolder, "plugins.json")); err != nil {
+		t.Fatal(err)
+	}
 	again := startHub(t, cfg)
 	g = again.connect(func(g *fakeGateway) {
 		g.pods = []*nri.PodSandbox{pod("p1")}
@@ -70,13 +76,13 @@ func TestEndsWhileTheHubIsAway(t *testing.T) {
 	})
 	next := again.mustStart("10", "p", &recorder{})
 	g.await(t, "10-p")
-	wantEnds(t, next, "remove c1")
+	wantEnds(t, next, "stop c2", "remove c1")
 	if err := g.removeContainer(t.Context(), "c2"); err != nil {
 		t.Fatal(err)
 	}
 	g.removePod(t, "p1")
 	g.removePod(t, "p1")
-	wantEnds(t, next, "remove c1", "stop c2", "remove c2", "stop pod p1", "remove pod p1")
+	wantEnds(t, next, "stop c2", "remove c1", "remove c2", "stop pod p1", "remove pod p1")
 	again.stop()
 
 	// Nothing is owed twice.

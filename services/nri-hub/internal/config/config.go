@@ -20,8 +20,9 @@ import (
 
 // Config is the content of nri-hub.toml.
 type Config struct {
-	Version   int    `toml:"version" comment:"Version of this file's form."`
-	RunFolder string `toml:"run_folder" comment:"Folder of the file that remembers the active plugins over a restart."`
+	Version     int    `toml:"version" comment:"Version of this file's form."`
+	RunFolder   string `toml:"run_folder" comment:"Folder of the file that remembers the active plugins over a restart."`
+	StateFolder string `toml:"state_folder" comment:"Folder of the file that remembers what plugins were told. On a disk it survives a reboot, too;\nempty: run_folder."`
 	// RequiredPlugins are names with or without index.
 	RequiredPlugins []string `toml:"required_plugins" comment:"Plugins (\"name\" or \"NN-name\") without which no pod and no container is created."`
 
@@ -54,7 +55,7 @@ type NRI struct {
 // Audit says where the audit trail goes and what is in it.
 type Audit struct {
 	Log    bool `toml:"log" comment:"Write it to the log."`
-	Values bool `toml:"values" comment:"Write old and new values. They may be secrets, such as in environment variables."`
+	Values bool `toml:"values" comment:"Write old and new values. They may be secrets, such as in environment variables, so it is off."`
 }
 
 // Launch says where pre-installed plugins are.
@@ -86,6 +87,14 @@ type Runtime struct {
 	Version string `toml:"version" comment:"Empty: the version of the hub."`
 }
 
+// Ledger is the folder of what plugins were told.
+func (c Config) Ledger() string {
+	if c.StateFolder == "" {
+		return c.RunFolder
+	}
+	return c.StateFolder
+}
+
 // Default is the configuration without a file.
 func Default() Config {
 	bus := events.DefaultClientConfig()
@@ -99,7 +108,7 @@ func Default() Config {
 		Tracing:         telemetry.DefaultTraceConfig(),
 		Server:          rpc.DefaultServerConfig("/run/crisp/nri-hub.sock"),
 		Events:          bus,
-		Audit:           Audit{Log: true, Values: true},
+		Audit:           Audit{Log: true},
 		NRI: NRI{
 			Enable: true,
 			Socket: unixsock.Config{Path: "/var/run/nri/nri.sock", Mode: 0o600},
@@ -143,6 +152,7 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs,
 		config.CheckVersion(c.Version),
 		absolute("run_folder", c.RunFolder),
+		absolute("state_folder", c.Ledger()),
 		config.Section("log", c.Log),
 		config.Section("admin", c.Admin),
 		config.Section("tracing", c.Tracing),

@@ -161,6 +161,7 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 	listed := make(map[string]bool)
 	pods := make(map[string]*nri.PodSandbox, len(inv.Pods))
 	var out Inventory
+	var ended []string
 	for _, p := range inv.Pods {
 		pods[p.GetId()] = p
 		listed[p.GetId()] = true
@@ -179,7 +180,7 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 			continue
 		}
 		if c.GetState() == nri.ContainerState_CONTAINER_STOPPED {
-			m.learn(c.GetId(), stopped)
+			ended = append(ended, c.GetId())
 			continue
 		}
 		found[c.GetId()] = true
@@ -202,7 +203,7 @@ func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Invent
 		m.learn(id, known)
 		listed[id] = true
 	}
-	return out, found, h.owed(m, listed)
+	return out, found, append(h.owedStops(m, append(ended, inv.Ended...)), h.owed(m, listed)...)
 }
 
 // replay delivers what was kept while the plugin was joining. It returns the wishes in

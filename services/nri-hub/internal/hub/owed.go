@@ -104,8 +104,29 @@ func (h *Hub) forgetAway(id ID) {
 type debt struct {
 	object
 
-	id   string
-	told stage
+	id string
+	// stopOnly is set if the object has ended and is still there.
+	stopOnly bool
+}
+
+// owedStops are the stops of containers that have ended, and are still there, of which the
+// plugin knew that they ran. The others it is not told of.
+func (h *Hub) owedStops(m *member, ended []string) (debts []debt) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, id := range ended {
+		o, there := h.objects[id]
+		switch {
+		case !there || o.container == nil: // a pod is stopped by whoever wants it gone
+		case h.away[m.info.ID][id] == known:
+			m.learn(id, known)
+			debts = append(debts, debt{object: o, id: id, stopOnly: true})
+		case m.stageOf(id) == 0:
+			m.learn(id, stopped)
+		default:
+		}
+	}
+	return debts
 }
 
 // owed is what a plugin that comes back does not know yet: objects that it was told of and
@@ -126,7 +147,7 @@ func (h *Hub) owed(m *member, listed map[string]bool) []debt {
 				continue // from before what is remembered; the plugin would not know it either
 			}
 			m.learn(id, told)
-			debts = append(debts, debt{object: o, id: id, told: told})
+			debts = append(debts, debt{object: o, id: id})
 		}
 	}
 	// Containers before their pods; else in a fixed order.
@@ -155,7 +176,11 @@ func (h *Hub) settleDebts(ctx context.Context, m *member, debts []debt) (wishes 
 			stop = event{kind: nri.Event_STOP_CONTAINER, pod: pod.GetId(), container: d.id, req: &nri.StopContainerRequest{Pod: pod, Container: container}}
 			remove = event{kind: nri.Event_REMOVE_CONTAINER, pod: pod.GetId(), container: d.id, req: &nri.RemoveContainerRequest{Pod: pod, Container: container}}
 		}
-		for _, e := range []event{stop, remove} {
+		missed := []event{stop, remove}
+		if d.stopOnly {
+			missed = missed[:1]
+		}
+		for _, e := range missed {
 			w, err := h.deliver(ctx, m, e, nil)
 			if err != nil && (errors.Is(err, ErrLost) || ctx.Err() != nil) {
 				return wishes

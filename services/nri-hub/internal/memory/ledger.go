@@ -3,6 +3,7 @@ package memory
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
@@ -27,18 +29,25 @@ const maxLine = 1 << 20
 
 var _ hub.Ledger = (*Ledger)(nil)
 
-// Ledger is a file of lines that are only added. It survives a kill of the process, not
-// one of the machine: after that, plugins start with nothing, too. A line that cannot be
-// read is passed over.
+// syncPause is between two writes to the disk; what is noted meanwhile goes with the next.
+const syncPause = 50 * time.Millisecond
+
+// Ledger is a file of lines that are only added. It survives a kill of the process at once,
+// and one of the machine from a moment later on (Run): nobody waits for the disk, and an end
+// that is lost in that moment is that of an object about which its plugin learns the rest from
+// its synchronisation. A line that cannot be read is passed over.
 type Ledger struct {
-	path string
-	log  *slog.Logger
+	path  string
+	log   *slog.Logger
+	dirty chan struct{} // of capacity one; there is something for the disk
 
 	// mu guards all below; it is held while a line is written, which takes microseconds.
 	mu    sync.Mutex
 	file  *os.File
 	lines int
 	live  state
+	// since has what is written while the file is made anew; nil at all other times.
+	since *bytes.Buffer
 }
 
 // state is what the lines add up to.
@@ -60,11 +69,11 @@ type line struct {
 // pointless, and returns what it said.
 func OpenLedger(folder string, log *slog.Logger) (*Ledger, hub.Past, error) {
 	l := &Ledger{
-		path: filepath.Join(folder, "ledger.jsonl"), log: log,
+		path: filepath.Join(folder, "ledger.jsonl"), log: log, dirty: make(chan struct{}, 1),
 		live: state{objects: make(map[string]line), told: make(map[hub.ID]map[string]hub.Told)},
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, hub.Past{}, fmt.Errorf("run folder: %w", err)
+		return nil, hub.Past{}, fmt.Errorf("state folder: %w", err)
 	}
 	data, err := os.ReadFile(l.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -78,8 +87,6 @@ func OpenLedger(folder string, log *slog.Logger) (*Ledger, hub.Past, error) {
 			l.live.add(ln)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if err := l.compact(); err != nil {
 		return nil, hub.Past{}, err
 	}
@@ -143,35 +150,102 @@ func (s *state) past() hub.Past {
 	return past
 }
 
-// compact writes the file anew. The caller holds mu.
+// compact writes the file anew without what has become pointless. It holds no lock while it
+// waits for the disk; it must not be called concurrently.
 func (l *Ledger) compact() error {
-	l.live.prune()
+	l.mu.Lock()
+	content, lines := l.live.render()
+	l.since = new(bytes.Buffer)
+	l.mu.Unlock()
+	f, err := os.OpenFile(l.path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err == nil {
+		if _, err = f.Write(content); err == nil {
+			err = f.Sync()
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since := l.since
+	l.since = nil
+	if err == nil {
+		_, err = f.Write(since.Bytes())
+	}
+	if err == nil {
+		err = os.Rename(l.path+".new", l.path)
+	}
+	if err != nil {
+		if f != nil {
+			_ = f.Close()
+		}
+		return fmt.Errorf("ledger: %w", err)
+	}
+	if l.file != nil {
+		_ = l.file.Close() // everything in it is in the new one
+	}
+	l.file, l.lines = f, lines
+	l.stain()
+	return nil
+}
+
+// render gives all that matters as lines, and their number.
+func (s *state) render() ([]byte, int) {
+	s.prune()
 	var buf bytes.Buffer
 	n := 0
-	for _, ln := range l.live.objects {
+	for _, ln := range s.objects {
 		n += appendLine(&buf, ln)
 	}
-	for id, told := range l.live.told {
+	for id, told := range s.told {
 		for o, t := range told {
 			n += appendLine(&buf, line{Object: o, Plugin: &id, Told: t})
 		}
 	}
-	temp := l.path + ".new"
-	if err := os.WriteFile(temp, buf.Bytes(), 0o600); err != nil {
-		return fmt.Errorf("ledger: %w", err)
+	return buf.Bytes(), n
+}
+
+// stain says that there is something for the disk.
+func (l *Ledger) stain() {
+	select {
+	case l.dirty <- struct{}{}:
+	default:
 	}
-	if err := os.Rename(temp, l.path); err != nil {
-		return fmt.Errorf("ledger: %w", err)
+}
+
+// Run brings what is noted to the disk until ctx ends, many lines at a time, and keeps the file
+// from growing.
+func (l *Ledger) Run(ctx context.Context) {
+	pause := time.NewTicker(syncPause)
+	defer pause.Stop()
+	for {
+		select {
+		case <-l.dirty:
+			l.sync()
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return
+		}
 	}
-	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND, 0o600)
+}
+
+// sync writes to the disk with no lock held.
+func (l *Ledger) sync() {
+	l.mu.Lock()
+	f, grown := l.file, l.lines > compactAfter && l.lines > 4*l.live.size()
+	l.mu.Unlock()
+	if f == nil {
+		return
+	}
+	err := f.Sync()
+	if err == nil && grown {
+		err = l.compact()
+	}
 	if err != nil {
-		return fmt.Errorf("ledger: %w", err)
+		l.log.Warn("what plugins were told is not on the disk", slog.Any("error", err))
 	}
-	if l.file != nil {
-		_ = l.file.Close() // replaced; everything in it is in the new one
-	}
-	l.file, l.lines = f, n
-	return nil
 }
 
 func appendLine(buf *bytes.Buffer, ln line) int {
@@ -213,13 +287,14 @@ func (l *Ledger) write(ln line) {
 		return
 	}
 	l.live.add(ln)
-	_, err := l.file.Write(buf.Bytes())
-	if l.lines++; err == nil && l.lines > compactAfter && l.lines > 4*l.live.size() {
-		err = l.compact()
+	l.lines++
+	if l.since != nil {
+		l.since.Write(buf.Bytes())
 	}
-	if err != nil {
+	if _, err := l.file.Write(buf.Bytes()); err != nil {
 		l.log.Warn("what plugins were told is not remembered", slog.Any("error", err))
 	}
+	l.stain()
 }
 
 func (s *state) size() int {
@@ -234,7 +309,10 @@ func (s *state) size() int {
 func (l *Ledger) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.file.Close()
+	if l.file == nil {
+		return nil
+	}
+	err := errors.Join(l.file.Sync(), l.file.Close())
 	l.file = nil
 	return err
 }
