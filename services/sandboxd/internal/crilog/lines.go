@@ -28,6 +28,9 @@ type Lines struct {
 	stream  string
 	max     int
 	partial []byte
+	// prefix is the time and the stream as text, which all records of a chunk share.
+	prefix []byte
+	at     time.Time // of the prefix
 }
 
 // NewLines returns the records of a stream with contents of at most maxSize bytes; 0 or less
@@ -84,9 +87,12 @@ func (l *Lines) Flush(dst []byte, now time.Time) []byte {
 }
 
 func (l *Lines) record(dst, content []byte, tag byte, now time.Time) []byte {
-	dst = now.AppendFormat(dst, time.RFC3339Nano)
-	dst = append(dst, ' ')
-	dst = append(dst, l.stream...)
+	if len(l.prefix) == 0 || !now.Equal(l.at) {
+		l.prefix = append(now.AppendFormat(l.prefix[:0], time.RFC3339Nano), ' ')
+		l.prefix = append(l.prefix, l.stream...)
+		l.at = now
+	}
+	dst = append(dst, l.prefix...)
 	dst = append(dst, ' ', tag, ' ')
 	dst = append(dst, content...)
 	return append(dst, '\n')

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,7 +36,7 @@ const (
 )
 
 // maxRecords is the size above which a buffer for records is not kept.
-const maxRecords = 64 << 10
+const maxRecords = 2 * chunkSize
 
 // name is the parsed name of a stream.
 type name struct {
@@ -186,13 +187,15 @@ func (p plainSink) finish() { _ = p.file.Close() }
 
 // logSink writes a stream into a log in the CRI format and to attached clients.
 type logSink struct {
-	kind    attach.Kind
-	file    *crilog.File
-	lines   *crilog.Lines
-	hub     *attach.Hub
-	ctx     context.Context //nolint:containedctx // carries values for the log, no end
-	records []byte
+	kind  attach.Kind
+	file  *crilog.File
+	lines *crilog.Lines
+	hub   *attach.Hub
+	ctx   context.Context //nolint:containedctx // carries values for the log, no end
 }
+
+// records lends buffers for the records of a chunk, so that a silent stream holds none.
+var records = sync.Pool{New: func() any { return new([]byte) }}
 
 // openLog opens the log that both outputs share.
 func (s *Streams) openLog(ctx context.Context, out, errs name) error {
@@ -226,11 +229,12 @@ func (s *Streams) openLog(ctx context.Context, out, errs name) error {
 
 func (l *logSink) write(chunk []byte) error {
 	if l.file.Path() != "" {
-		l.records = l.lines.Append(l.records[:0], chunk, time.Now())
-		l.file.Write(l.ctx, l.records)
-		if cap(l.records) > maxRecords || len(chunk) < chunkSize {
-			// A stream that pauses holds no buffer.
-			l.records = nil
+		if buf, ok := records.Get().(*[]byte); ok {
+			*buf = l.lines.Append((*buf)[:0], chunk, time.Now())
+			l.file.Write(l.ctx, *buf)
+			if cap(*buf) <= maxRecords {
+				records.Put(buf)
+			}
 		}
 	}
 	l.hub.Publish(l.kind, chunk)

@@ -13,6 +13,10 @@ import (
 // chunkSize is how much is read at once.
 const chunkSize = 32 << 10
 
+// busyPipe is the size of the pipe of a process that has filled half of an ordinary one before
+// it was read: while the shim waits for its turn on a busy machine the process can go on.
+const busyPipe = 512 << 10
+
 // leftOver is how many chunks are still read after the end was asked for.
 const leftOver = 64
 
@@ -26,6 +30,8 @@ var chunks = sync.Pool{New: func() any {
 type source struct {
 	file *os.File
 	raw  syscall.RawConn
+	// grown says that the pipe was made larger, or that it was tried.
+	grown bool
 }
 
 func newSource(f *os.File) *source {
@@ -93,7 +99,20 @@ func (s *source) readOnce(use func(chunk []byte) error) (int, error) {
 	if n == 0 {
 		return 0, nil
 	}
+	if n == len(*buf) && !s.grown {
+		s.grow()
+	}
 	return n, use((*buf)[:n])
+}
+
+// grow makes the pipe larger. What is no pipe, or may not grow, stays as it is.
+func (s *source) grow() {
+	s.grown = true
+	_ = s.raw.Control(func(fd uintptr) {
+		if size, err := unix.FcntlInt(fd, unix.F_GETPIPE_SZ, 0); err == nil && size < busyPipe {
+			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, busyPipe)
+		}
+	})
 }
 
 // read reads what is there. It returns 0 bytes if nothing is; a terminal that nobody has open

@@ -238,3 +238,38 @@ func TestLoggingProgram(t *testing.T) {
 		t.Errorf("the program got %q", got)
 	}
 }
+
+// A process that writes faster than it is read for a while gets more room, a quiet one does not.
+func TestBusyProcessGetsALargerPipe(t *testing.T) {
+	for _, tc := range []struct {
+		bytes int
+		grown bool
+	}{{1 << 10, false}, {chunkSize, true}} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(make([]byte, tc.bytes)); err != nil {
+			t.Fatal(err)
+		}
+		read := 0
+		stop := errors.New("enough")
+		newSource(r).copyTo(func(chunk []byte) error {
+			if read += len(chunk); read == tc.bytes {
+				return stop
+			}
+			return nil
+		})
+		after, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+		if err != nil || (after > before) != tc.grown {
+			t.Errorf("%d bytes at once: a pipe of %d bytes, before %d, %v", tc.bytes, after, before, err)
+		}
+		if err := errors.Join(r.Close(), w.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
