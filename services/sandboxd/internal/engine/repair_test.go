@@ -92,6 +92,12 @@ func TestExitCode255IsAnError(t *testing.T) {
 }
 
 // A clock that was set back does not make a container end before it started.
+//
+// The jump is played here, by the time that a shim reports, and not with real processes: the
+// time of day belongs to the machine (time namespaces have none of their own, and libraries
+// that fake it do not reach static programs), so a test that sets it would move the clock
+// under everything else that runs. That durations do not depend on it is held by
+// TestDurationsAreMonotonic of tests/arch.
 func TestClockSetBackKeepsTheOrder(t *testing.T) {
 	w := newWorld(t)
 	n := start(t, w, "boot")

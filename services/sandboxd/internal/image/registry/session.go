@@ -66,7 +66,7 @@ type Session struct {
 // Errors: ErrFailedPrecondition (host configuration, file of credentials).
 func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentials) (context.Context, *Session, error) {
 	s := &Session{name: name}
-	moves := new(progress)
+	moves := newProgress()
 	hosts, err := s.hosts(ctx, cfg, creds, moves)
 	if err != nil {
 		return nil, nil, err

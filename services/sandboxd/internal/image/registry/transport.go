@@ -32,16 +32,19 @@ var errStalled = fmt.Errorf("no progress: %w", errdefs.ErrUnavailable)
 // progress sees whether bytes move. Time counts only while a request is under way: waiting
 // for another pull of the same layer is not a stall of this one.
 type progress struct {
+	begun  time.Time // the zero of last; a time of day would jump with the clock
 	active atomic.Int64
-	last   atomic.Int64 // unix nanoseconds
+	last   atomic.Int64 // nanoseconds
 }
+
+func newProgress() *progress { return &progress{begun: time.Now()} }
 
 func (p *progress) begin() {
 	p.moved()
 	p.active.Add(1)
 }
 
-func (p *progress) moved() { p.last.Store(time.Now().UnixNano()) }
+func (p *progress) moved() { p.last.Store(int64(time.Since(p.begun))) }
 
 func (p *progress) end() {
 	p.moved()
@@ -59,7 +62,7 @@ func (p *progress) watch(ctx context.Context, limit time.Duration, cancel contex
 			return
 		case <-tick.C:
 		}
-		idle := time.Since(time.Unix(0, p.last.Load()))
+		idle := time.Since(p.begun) - time.Duration(p.last.Load())
 		if p.active.Load() > 0 && idle > limit {
 			cancel(fmt.Errorf("nothing received for %s: %w", limit, errStalled))
 			return
