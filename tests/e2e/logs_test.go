@@ -112,11 +112,17 @@ func TestRotationLosesNothing(t *testing.T) {
 }
 
 // Stopping sandboxd in good order and starting it again costs a container that writes no
-// line, whoever writes its log.
+// line, whoever writes its log, nor the begin of a line that is not finished at that time.
 func TestLogOverAnOrderlyRestart(t *testing.T) {
 	testenv.EachHandler(t, func(t *testing.T, handler string) {
 		s := start(t, testenv.Setup{Handler: handler})
 		w := s.writers("written")
+		volume := t.TempDir()
+		pod, config := s.pod("halves")
+		// Nearly always there is half a line that was read and cannot be written yet.
+		c := containerConfig("halves", `n=0; while [ ! -e /volume/stop ]; do printf "begin $n"; sleep 0.1; echo " end"; n=$((n+1)); done`)
+		c.Mounts = []*criv1.Mount{{HostPath: volume, ContainerPath: "/volume"}}
+		halves := s.container(pod, config, c)
 		for range 3 {
 			must(t, s.Stop(t.Context(), testenv.Sandboxd))
 			must(t, s.Run(testenv.Sandboxd))
@@ -124,7 +130,38 @@ func TestLogOverAnOrderlyRestart(t *testing.T) {
 			w.grows(w.log)
 		}
 		w.finish(w.log)
+		must(t, os.WriteFile(filepath.Join(volume, "stop"), nil, 0o644))
+		s.waitExit(halves)
+		wholeLines(t, s.status(halves).GetLogPath())
 	})
+}
+
+// wholeLines checks that a log holds "begin N end" with ascending numbers, in whatever parts.
+func wholeLines(t *testing.T, path string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	content := ""
+	for record := range strings.Lines(string(text)) {
+		fields := strings.SplitN(strings.TrimSuffix(record, "\n"), " ", 4)
+		if len(fields) != 4 {
+			t.Fatalf("record %q", record)
+		}
+		content += fields[3]
+		if fields[2] == "F" {
+			content += "\n"
+		}
+	}
+	n := 0
+	for line := range strings.Lines(content) {
+		if want := fmt.Sprintf("begin %d end\n", n); line != want {
+			t.Fatalf("line %q, want %q", line, want)
+		}
+		n++
+	}
+	if n < 5 {
+		t.Errorf("%d lines are too few", n)
+	}
 }
 
 // A stop is polite first: who listens ends in its own way, who does not is killed, and

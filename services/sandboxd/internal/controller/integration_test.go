@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -627,6 +628,13 @@ func testSharedInit(t *testing.T, n *node) {
 	}
 	if st, err := n.ctl.Status(t.Context(), id, false); err != nil || !st.Alive || st.Pid != started.Pid {
 		t.Errorf("status %+v, %v", st, err)
+	}
+	// With the sandbox API it is the shim's business whether the process is all of the pod.
+	if m, err := n.ctl.Metrics(t.Context(), id); err != nil || !strings.HasSuffix(m.GetTypeUrl(), ".Metrics") || len(m.GetValue()) == 0 {
+		t.Errorf("metrics of type %q, %d bytes, %v", m.GetTypeUrl(), len(m.GetValue()), err)
+	}
+	if p, err := n.ctl.Platform(t.Context(), id); err != nil || p.OS != runtime.GOOS || p.Architecture != runtime.GOARCH {
+		t.Errorf("platform %+v, %v", p, err)
 	}
 	if loaded := n.restart(nil); len(loaded) != 1 || !loaded[0].Alive {
 		t.Fatalf("loaded %+v", loaded)

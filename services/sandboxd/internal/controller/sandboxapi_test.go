@@ -5,12 +5,14 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
@@ -166,6 +168,39 @@ func TestUnknownSandbox(t *testing.T) {
 		if !errdefs.IsInvalidArgument(err) {
 			t.Errorf("create of %q: %v", any, err)
 		}
+	}
+}
+
+// A pod without a process of its own has the machine's platform, and nothing to measure or to
+// change: the caller is told so instead of getting nothing.
+func TestPodsandboxWithoutProcess(t *testing.T) {
+	dir := shimtest.Dir(t)
+	_, ctl := fakeNode(t, dir)
+	ctx := t.Context()
+	id := shimtest.ID()
+	for _, known := range []bool{false, true} {
+		if known {
+			if err := ctl.Create(ctx, port.SandboxSpec{ID: id, Handler: shimtest.Fake(t, dir, "proto", "")}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ctl.Start(ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := ctl.Platform(ctx, id)
+		if known && (err != nil || p.OS != runtime.GOOS || p.Architecture != runtime.GOARCH) || !known && !errdefs.IsNotFound(err) {
+			t.Errorf("known %t: platform %+v, %v", known, p, err)
+		}
+		_, metricsErr := ctl.Metrics(ctx, id)
+		updateErr := ctl.Update(ctx, id, &runtimespec.LinuxResources{}, nil)
+		for what, err := range map[string]error{"metrics": metricsErr, "update": updateErr} {
+			if errdefs.IsNotImplemented(err) != known || errdefs.IsNotFound(err) == known || !strings.Contains(err.Error(), id) {
+				t.Errorf("known %t: %s: %v", known, what, err)
+			}
+		}
+	}
+	if err := ctl.Shutdown(ctx, id); err != nil {
+		t.Error(err)
 	}
 }
 

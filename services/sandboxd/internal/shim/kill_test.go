@@ -1,0 +1,218 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
+)
+
+// process starts a program that waits, in a folder, and collects it when it ends.
+func process(t *testing.T, dir string, args ...string) (pid int, ended <-chan struct{}) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-done
+	})
+	return cmd.Process.Pid, done
+}
+
+// control makes the control group of a container of shimtest.Spec.
+func control(t *testing.T, id string) (enter func(pid int)) {
+	t.Helper()
+	root := "/sys/fs/cgroup/pids"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+	}
+	dir := filepath.Join(root, "crisp-shimtest", id)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		testkit.Eventually(t, 5*time.Second, func() error { return os.Remove(dir) })
+		_ = os.Remove(filepath.Dir(dir))
+	})
+	return func(pid int) {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Killing everything in a container without its shim tells how it ended, as far as that can be
+// known, and claims no end of what is not in the control group.
+func TestKillAllTellsTheEnd(t *testing.T) {
+	testkit.NeedRoot(t)
+	dir := shimtest.Dir(t)
+	m, _ := newManager(t, dir)
+	i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: shimtest.Fake(t, dir, "proto", ""), Config: []byte("{}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := pod.Exit{Pid: 7, Code: 3, At: time.Now()}
+	for _, tc := range []struct {
+		name   string
+		inside bool // the first process is in the control group
+		lives  bool // it runs
+		noted  bool // its process id is known
+		saved  bool // its shim has saved its end
+		want   pod.Exit
+		fails  bool
+	}{
+		{name: "the first process is killed", inside: true, lives: true, noted: true, want: pod.Exit{Code: 137}},
+		{name: "it had ended before, its end is saved", noted: true, saved: true, want: pod.Exit{Code: 3}},
+		{name: "it had ended before, only its shim knows how", noted: true, want: pod.Exit{Code: pod.ExitCodeUnknown, Unknown: true}},
+		{name: "it runs elsewhere, as in a virtual machine", lives: true, noted: true, fails: true},
+		{name: "it is not known", fails: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			id := shimtest.ID()
+			bundleDir, err := i.Bundle().CreateContainer(id, shimtest.Spec(t, i.ID(), id, false, "/bin/true"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			enter := control(t, id)
+			first, ended := process(t, "/", "sleep", "1000")
+			stray, strayEnded := process(t, "/", "sleep", "1000")
+			enter(stray)
+			switch {
+			case tc.inside:
+				enter(first)
+			case !tc.lives:
+				if err := killPID(first); err != nil {
+					t.Fatal(err)
+				}
+				<-ended
+			}
+			if tc.noted {
+				if err := os.WriteFile(filepath.Join(bundleDir, "init.pid"), []byte(strconv.Itoa(first)), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.saved {
+				if err := bundle.WriteExit(bundleDir, saved); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			err = i.KillAll(ctx, id)
+			<-strayEnded // in any case what is in the group ends
+			e, known := i.Killed(id)
+			if tc.fails != errdefs.IsUnavailable(err) || known == tc.fails {
+				t.Fatalf("%v, exit %+v, known %t", err, e, known)
+			}
+			if tc.fails {
+				return
+			}
+			if e.Code != tc.want.Code || e.Unknown != tc.want.Unknown || e.At.IsZero() {
+				t.Errorf("exit %+v, want %+v", e, tc.want)
+			}
+			if !i.AwaitKilled(ctx, id) {
+				t.Error("who waits for the kill is not told")
+			}
+		})
+	}
+	if err := m.Shutdown(t.Context(), i.ID()); err != nil {
+		t.Error(err)
+	}
+}
+
+func killPID(pid int) error {
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	return p.Kill()
+}
+
+// The program that works in a folder is found by its oldest process, and only if its file is
+// there.
+func TestProgramIn(t *testing.T) {
+	dir := t.TempDir()
+	if got := programIn(dir); got != "" {
+		t.Errorf("nobody works there, got %q", got)
+	}
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sleep, err = filepath.EvalSymlinks(sleep); err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(t.TempDir(), "parent")
+	data, err := os.ReadFile(sleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(copied, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+
+	// A shell that works there runs a program that does, too: the shell it is.
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	process(t, dir, "/bin/sh", "-c", "sleep 1000; true")
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if pids := processesIn(dir); len(pids) != 2 {
+			return fmt.Errorf("processes %v, want the shell and its child", pids)
+		}
+		return nil
+	})
+	if got := programIn(dir); got != shell {
+		t.Errorf("program %q, want %q", got, shell)
+	}
+	for _, pid := range processesIn(dir) {
+		killIfIn(pid, dir)
+	}
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if pids := processesIn(dir); len(pids) > 0 {
+			return fmt.Errorf("processes %v are left", pids)
+		}
+		return nil
+	})
+
+	process(t, dir, copied, "1000")
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if got := programIn(dir); got != copied {
+			return fmt.Errorf("program %q, want %q", got, copied)
+		}
+		return nil
+	})
+	if err := os.Remove(copied); err != nil {
+		t.Fatal(err)
+	}
+	if got := programIn(dir); got != "" {
+		t.Errorf("a program whose file is gone: %q", got)
+	}
+	// Another file of that name is not what runs.
+	if err := os.WriteFile(copied, []byte("other"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := programIn(dir); got != "" {
+		t.Errorf("another file of the program's name: %q", got)
+	}
+}
