@@ -2,10 +2,12 @@ package engine_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -146,5 +148,59 @@ func TestRemovalClearsTheCgroup(t *testing.T) {
 	w.set("tasks.clear", nil)
 	if _, err := n.Containers.Remove(t.Context(), id); err != nil {
 		t.Errorf("remove again: %v", err)
+	}
+}
+
+// A pod with a process of its own that is not made to its end leaves no cgroup, though its
+// shim may have died before it removed it.
+func TestHalfMadePodLeavesNoCgroup(t *testing.T) {
+	shared := podConfig("a")
+	shared.Linux = &criv1.LinuxPodSandboxConfig{SecurityContext: &criv1.LinuxSandboxSecurityContext{
+		NamespaceOptions: &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD},
+	}}
+	for _, tc := range []struct {
+		name  string
+		spoil func(t *testing.T, w *world, n *node)
+	}{
+		{"the start fails", func(t *testing.T, w *world, n *node) {
+			w.set("controller.start", errInjected)
+			if _, _, err := n.Sandboxes.Prepare(t.Context(), "gw", shared, ""); !errors.Is(err, errInjected) {
+				t.Errorf("prepare: %v", err)
+			}
+		}},
+		{"it is aborted", func(t *testing.T, w *world, n *node) {
+			rec, _, err := n.Sandboxes.Prepare(t.Context(), "gw", shared, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if held := w.held(); !slices.Contains(held, "cgroup "+rec.GetId()) {
+				t.Errorf("holds %v, want the cgroup", held)
+			}
+			if err := n.Sandboxes.Abort(t.Context(), rec.GetId()); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"it is aborted, and the cgroup cannot be removed at first", func(t *testing.T, w *world, n *node) {
+			rec, _, err := n.Sandboxes.Prepare(t.Context(), "gw", shared, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.set("tasks.clear", errInjected)
+			if err := n.Sandboxes.Abort(t.Context(), rec.GetId()); !errors.Is(err, errInjected) {
+				t.Errorf("abort: %v", err)
+			}
+			w.set("tasks.clear", nil)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			n := start(t, w, "boot")
+			n.session(t, "gw")
+			tc.spoil(t, w, n)
+			eventually(t, "nothing is held", func() bool { return len(w.held()) == 0 })
+			if w.called("controller.init") == 0 {
+				t.Error("the process was not begun with")
+			}
+		})
 	}
 }

@@ -39,6 +39,7 @@ type world struct {
 	fail  map[string]error // by operation name
 	calls map[string]int   // by operation name
 	procs map[string]*proc // by container id
+	inits map[string]bool  // whether a sandbox has a process of its own
 	// limits are the memory limits of sandboxes.
 	limits map[string]int64
 	// steps are the pauses, checkpoints and resumptions in their order.
@@ -60,7 +61,7 @@ type proc struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, limits: map[string]int64{}, applied: map[string]string{},
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, inits: map[string]bool{}, limits: map[string]int64{}, applied: map[string]string{},
 		path: filepath.Join(t.TempDir(), "records.db"),
 	}
 }
@@ -315,10 +316,20 @@ func (f files) Remove(_ context.Context, id string) error {
 type controller struct{ w *world }
 
 func (c controller) Create(_ context.Context, spec port.SandboxSpec) error {
-	return c.w.do("controller.create", func() { c.w.holds["bundle "+spec.ID] = true })
+	return c.w.do("controller.create", func() {
+		c.w.holds["bundle "+spec.ID] = true
+		c.w.inits[spec.ID] = spec.Init != nil
+	})
 }
 
+// Start makes the cgroup of a pod's own process before anything can fail. Its removal is the
+// shim's, and the shims of this world die before they come to it.
 func (c controller) Start(_ context.Context, id string) (port.Instance, error) {
+	_ = c.w.do("controller.init", func() {
+		if c.w.inits[id] {
+			c.w.holds["cgroup "+id] = true
+		}
+	})
 	return port.Instance{CreatedAt: time.Now()}, c.w.do("controller.start", func() { c.w.holds["shim "+id] = true })
 }
 
@@ -523,7 +534,9 @@ func (specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, po
 	}
 	return &specs.Spec{Process: &specs.Process{Args: in.Container.GetCommand()}, Linux: &specs.Linux{CgroupsPath: "/" + in.ContainerID}}, port.SpecResult{}, nil
 }
-func (specPort) Init(port.SpecInput) (*specs.Spec, error)       { return &specs.Spec{}, nil }
+func (specPort) Init(in port.SpecInput) (*specs.Spec, error) {
+	return &specs.Spec{Linux: &specs.Linux{CgroupsPath: "/pods/" + in.SandboxID}}, nil
+}
 func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
 func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	for _, kv := range adj.GetEnv() {
