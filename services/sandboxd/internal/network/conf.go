@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -109,8 +110,9 @@ type templateData struct {
 
 // SetPodCIDR makes the configuration from the template, if there is one, unless somebody
 // else's configuration is in the folder already. cidr is one range or two, separated by a
-// comma. Errors: ErrInvalidArgument, ErrFailedPrecondition for a bad template.
-func (c *CNI) SetPodCIDR(_ context.Context, cidr string) error {
+// comma. Errors: ErrInvalidArgument, ErrFailedPrecondition for a bad template and for a folder
+// that cannot be written.
+func (c *CNI) SetPodCIDR(ctx context.Context, cidr string) error {
 	if c.cfg.Template == "" || cidr == "" {
 		return nil
 	}
@@ -119,22 +121,30 @@ func (c *CNI) SetPodCIDR(_ context.Context, cidr string) error {
 		return err
 	}
 	foreign, err := c.foreignConfiguration()
-	if err != nil || foreign {
+	if err != nil {
 		return err
+	}
+	if foreign != "" {
+		c.log.InfoContext(ctx, "no network configuration is made of the template beside somebody else's", slog.String("file", foreign))
+		return nil
 	}
 	t, err := template.ParseFiles(c.cfg.Template)
 	if err != nil {
-		return fmt.Errorf("network configuration template: %w: %w", err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("network configuration template: %w: %w", errdefs.ErrFailedPrecondition, err)
 	}
 	var out bytes.Buffer
 	if err := t.Execute(&out, data); err != nil {
-		return fmt.Errorf("network configuration template: %w: %w", err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("network configuration template: %w: %w", errdefs.ErrFailedPrecondition, err)
 	}
-	if _, err := libcni.NetworkConfFromBytes(out.Bytes()); err != nil {
-		return fmt.Errorf("network configuration from template %s: %w: %w", c.cfg.Template, err, errdefs.ErrFailedPrecondition)
+	list, err := libcni.NetworkConfFromBytes(out.Bytes())
+	if err == nil && len(list.Plugins) == 0 {
+		err = errors.New("no plugins")
+	}
+	if err != nil {
+		return fmt.Errorf("network configuration from template %s: %w: %w", c.cfg.Template, errdefs.ErrFailedPrecondition, err)
 	}
 	if err := writeChanged(filepath.Join(c.cfg.ConfDir, madeFile), out.Bytes()); err != nil {
-		return fmt.Errorf("network configuration: %w", err)
+		return fmt.Errorf("network configuration: %w: %w", errdefs.ErrFailedPrecondition, err)
 	}
 	c.reload()
 	return nil
@@ -147,7 +157,7 @@ func parseCIDRs(cidr string) (templateData, error) {
 		if err != nil {
 			return templateData{}, fmt.Errorf("pod CIDR %q: %w: %w", one, err, errdefs.ErrInvalidArgument)
 		}
-		data.PodCIDRRanges = append(data.PodCIDRRanges, prefix.String())
+		data.PodCIDRRanges = append(data.PodCIDRRanges, prefix.Masked().String())
 		route := "0.0.0.0/0"
 		if prefix.Addr().Is6() {
 			route = "::/0"
@@ -158,13 +168,18 @@ func parseCIDRs(cidr string) (templateData, error) {
 	return data, nil
 }
 
-// foreignConfiguration says whether the folder has a configuration that is not made here.
-func (c *CNI) foreignConfiguration() (bool, error) {
+// foreignConfiguration is a configuration in the folder that is not made here; empty for none.
+func (c *CNI) foreignConfiguration() (string, error) {
 	files, err := libcni.ConfFiles(c.cfg.ConfDir, []string{".conf", ".conflist", ".json"})
 	if err != nil {
-		return false, fmt.Errorf("network configuration: %w", err)
+		return "", fmt.Errorf("network configuration: %w: %w", errdefs.ErrFailedPrecondition, err)
 	}
-	return slices.ContainsFunc(files, func(f string) bool { return filepath.Base(f) != madeFile }), nil
+	for _, f := range files {
+		if filepath.Base(f) != madeFile {
+			return f, nil
+		}
+	}
+	return "", nil
 }
 
 func writeChanged(path string, content []byte) error {

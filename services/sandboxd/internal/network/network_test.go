@@ -352,6 +352,71 @@ func TestSetPodCIDR(t *testing.T) {
 	}
 }
 
+// A template or folder that is no good is an error that says so, and what was made before
+// stays; what is as it should be is not written again.
+func TestSetPodCIDRWhenThingsAreWrong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *Config) { c.Template = filepath.Join(filepath.Dir(c.ConfDir), "template") })
+	good := `{"cniVersion":"1.0.0","name":"made","plugins":[{"type":"x","ranges":[{{range $i, $r := .PodCIDRRanges}}{{if $i}},{{end}}"{{$r}}"{{end}}]}]}`
+	b.write("template", good, 0o644)
+	const cidrs = "10.1.0.7/24, fd00:1::/64"
+	if err := b.SetPodCIDR(t.Context(), cidrs); err != nil {
+		t.Fatal(err)
+	}
+	made := b.read("conf/" + madeFile)
+	if !strings.Contains(made, `["10.1.0.0/24","fd00:1::/64"]`) {
+		t.Errorf("made %s", made)
+	}
+	file := filepath.Join(b.cfg.ConfDir, madeFile)
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(file, long, long); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetPodCIDR(t.Context(), cidrs); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(file); err != nil || time.Since(info.ModTime()) < 50*time.Minute {
+		t.Errorf("the file was written again: %v, %v", info, err)
+	}
+	for name, template := range map[string]string{
+		"syntax": "{{", "unknown field": `{"name":"{{.Node}}"}`, "not JSON": "x", "no plugins": `{"cniVersion":"1.0.0","name":"made"}`,
+	} {
+		b.write("template", template, 0o644)
+		err := b.SetPodCIDR(t.Context(), "10.2.0.0/24")
+		if !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "template") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := os.Remove(b.cfg.Template); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetPodCIDR(t.Context(), "10.2.0.0/24"); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Errorf("no template: %v", err)
+	}
+	if now := b.read("conf/" + madeFile); now != made || b.Ready() != nil {
+		t.Errorf("made %s, ready %v", now, b.Ready())
+	}
+	// A folder that cannot be one stands for one that cannot be written, which root can.
+	b.write("template", good, 0o644)
+	if err := os.RemoveAll(b.cfg.ConfDir); err != nil {
+		t.Fatal(err)
+	}
+	b.write("conf", "", 0o644)
+	if err := b.SetPodCIDR(t.Context(), "10.2.0.0/24"); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "conf") {
+		t.Errorf("folder: %v", err)
+	}
+	if err := os.Remove(b.cfg.ConfDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetPodCIDR(t.Context(), "10.2.0.0/24"); err != nil { // the folder is made
+		t.Error(err)
+	}
+	entries, err := os.ReadDir(b.cfg.ConfDir)
+	if err != nil || len(entries) != 1 || b.Ready() != nil {
+		t.Errorf("folder has %v, %v; ready %v", entries, err, b.Ready())
+	}
+}
+
 func TestLoad(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(c *Config) { c.MaxConfNum = 0 })
