@@ -21,12 +21,13 @@ type hostPorts struct {
 }
 
 type portHolder struct {
-	name  string
+	pod   *criv1.PodSandboxMetadata
 	ports []portMapping
 }
 
-// claim reserves the ports for a pod, all or none. Errors: ErrFailedPrecondition naming the
-// holder.
+// claim reserves the ports for a sandbox, all or none. Sandboxes of one pod may have them
+// together: the next one of a pod need not wait for the release of the one before. Errors:
+// ErrFailedPrecondition naming the holder.
 func (h *hostPorts) claim(sandboxID string, meta *criv1.PodSandboxMetadata, ports []portMapping) error {
 	if len(ports) == 0 {
 		return nil
@@ -34,13 +35,13 @@ func (h *hostPorts) claim(sandboxID string, meta *criv1.PodSandboxMetadata, port
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, holder := range h.holders {
-		if id == sandboxID {
+		if id == sandboxID || samePod(meta, holder.pod) {
 			continue
 		}
 		for _, theirs := range holder.ports {
 			for _, mine := range ports {
 				if mine.conflicts(theirs) {
-					return fmt.Errorf("host port %s is held by pod %s, sandbox %q, as %s: %w", mine, holder.name, id, theirs, errdefs.ErrFailedPrecondition)
+					return fmt.Errorf("host port %s is held by pod %s, sandbox %q, as %s: %w", mine, holder.pod.GetNamespace()+"/"+holder.pod.GetName(), id, theirs, errdefs.ErrFailedPrecondition)
 				}
 			}
 		}
@@ -60,7 +61,11 @@ func (h *hostPorts) put(sandboxID string, meta *criv1.PodSandboxMetadata, ports 
 	if h.holders == nil {
 		h.holders = map[string]portHolder{}
 	}
-	h.holders[sandboxID] = portHolder{name: meta.GetNamespace() + "/" + meta.GetName(), ports: ports}
+	h.holders[sandboxID] = portHolder{pod: meta, ports: ports}
+}
+
+func samePod(a, b *criv1.PodSandboxMetadata) bool {
+	return a.GetUid() == b.GetUid() && a.GetName() == b.GetName() && a.GetNamespace() == b.GetNamespace()
 }
 
 func (h *hostPorts) release(sandboxID string) {

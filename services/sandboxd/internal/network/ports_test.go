@@ -13,7 +13,7 @@ import (
 
 func withPorts(c string, ports ...*criv1.PortMapping) pod.NetworkRequest {
 	req := requestOf(c)
-	req.Config.Metadata.Name = "pod-" + c
+	req.Config.Metadata.Name, req.Config.Metadata.Uid = "pod-"+c, "uid-"+c
 	req.Config.PortMappings = ports
 	return req
 }
@@ -96,7 +96,16 @@ func TestHostPortsAreHeldUntilReleased(t *testing.T) {
 		}
 		b.CNI = New(t.Context(), b.cfg, b.log, b.tracer)
 	}
+	next := withPorts("c", mapping)
+	next.Config.Metadata.Name, next.Config.Metadata.Uid, next.Config.Metadata.Attempt = "pod-a", "uid-a", 1
+	b.attach(next) // kubelet's next attempt at the same pod
 	if err := b.Detach(t.Context(), first, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Attach(t.Context(), second); !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Errorf("the end of the first attempt frees what the second one has: %v", err)
+	}
+	if err := b.Detach(t.Context(), next, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.attach(second)
