@@ -15,7 +15,12 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect"
 )
 
+// umask is what containers expect: layers, mount points and shims inherit it. What must be
+// closed to others is made so by its own mode.
+const umask = 0o022
+
 func main() {
+	syscall.Umask(umask)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := cli.Main(ctx, cli.Program[config.Config]{

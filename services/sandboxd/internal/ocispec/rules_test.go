@@ -34,6 +34,7 @@ func TestRefusals(t *testing.T) {
 		{"privileged in an ordinary pod", func(in *Input, _ *host.Facts, _ *Options) { in.sc().Privileged = true }, errdefs.ErrInvalidArgument},
 		{"relative folder", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "srv" }, errdefs.ErrInvalidArgument},
 		{"folder through a descriptor", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/x/../proc/self/fd/7" }, errdefs.ErrInvalidArgument},
+		{"folder beyond a descriptor", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/x/../proc/self/fd/7/../.." }, errdefs.ErrInvalidArgument},
 		{"folder through init's folder", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/proc/1/cwd" }, errdefs.ErrInvalidArgument},
 		{"folder through /dev/fd", func(in *Input, _ *host.Facts, _ *Options) { in.Config.WorkingDir = "/dev//fd/7" }, errdefs.ErrInvalidArgument},
 		{"variable without a name", func(in *Input, _ *host.Facts, _ *Options) { in.Config.Envs = []*criv1.KeyValue{{}} }, errdefs.ErrInvalidArgument},

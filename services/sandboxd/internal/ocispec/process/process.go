@@ -90,10 +90,21 @@ func workingDir(asked, image string) (string, error) {
 	if !path.IsAbs(dir) {
 		return "", fmt.Errorf("working directory %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
 	}
-	if descriptorPath.MatchString(path.Clean(dir)) {
+	if throughDescriptor(dir) {
 		return "", fmt.Errorf("working directory %q leads through a process's descriptors: %w", dir, errdefs.ErrInvalidArgument)
 	}
 	return dir, nil
+}
+
+// throughDescriptor says whether a path passes through a descriptor on its way, also if dots
+// lead on from there.
+func throughDescriptor(dir string) bool {
+	for i := range dir {
+		if dir[i] == '/' && descriptorPath.MatchString(path.Clean(dir[:i])) {
+			return true
+		}
+	}
+	return descriptorPath.MatchString(path.Clean(dir))
 }
 
 // environment puts the defaults, the base specification's, the image's and the request's
