@@ -229,7 +229,17 @@ func TestOutputIsCompleteAtTheEnd(t *testing.T) {
 			}
 		}
 	}
-	// A child that holds the output writes its line into the log after the end of the container.
+	// A child that is left behind and holds the output keeps nobody waiting, and what it writes
+	// soon is not lost.
+	begun := time.Now()
+	out, code, err := s.exec(id, "sh", "-c", "(sleep 0.5; echo late; exec sleep 1234) & echo early; exit 3")
+	if err != nil || code != 3 || out != "early\nlate\n" || time.Since(begun) > 15*time.Second {
+		t.Errorf("child that is left behind: %q, exit code %d, %v after %s", out, code, err, time.Since(begun))
+	}
+	if out, code, err := s.exec(id, "pgrep", "sleep 1234"); err != nil || code != 0 {
+		t.Errorf("the child is gone: %q, exit code %d, %v", out, code, err)
+	}
+	// The end of a container is the end of its children; what was written before is in the log.
 	late := s.container(pod, config, script("late", "(sleep 2; echo late) & echo early"))
 	s.waitExit(late, 20*time.Second)
 	text, err := os.ReadFile(s.status(late).GetLogPath())
