@@ -317,6 +317,7 @@ func TestLatency(t *testing.T) {
 	fmt.Println("added to a CreateContainer, median of rounds")
 	fmt.Println("plugins  pods        ours      theirs  ours/theirs")
 	var oursAlone, theirsAlone time.Duration
+	worst, worstAt := 0.0, 0
 	for _, n := range []int{0, 1, 3, 10} {
 		for _, pods := range []int{1, 50} {
 			ours, theirs := compare(t, n, pods, 0, 11, max(1, 40/pods))
@@ -324,11 +325,15 @@ func TestLatency(t *testing.T) {
 			fmt.Printf("%7d %5d %11v %11v %12.2f\n", n, pods, ours.median, theirs.median, ratio)
 			if pods == 1 {
 				oursAlone, theirsAlone = oursAlone+ours.median, theirsAlone+theirs.median
+				if ratio > worst {
+					worst, worstAt = ratio, n
+				}
 			}
 		}
 	}
 	ours, theirs := compare(t, 1, 10, 100*time.Millisecond, 5, 1)
 	parallel := float64(theirs.total) / float64(ours.total)
+	fmt.Printf("highest ratio at one pod: %.2f, with %d plugins\n", worst, worstAt)
 	fmt.Printf("ten pods through a plugin that takes 100 ms: ours %v, theirs %v\n", ours.total, theirs.total)
 	lastLine = fmt.Sprintf("parallel_ratio=%.2f single_ratio=%.2f", parallel, float64(oursAlone)/float64(theirsAlone))
 }
