@@ -1,8 +1,9 @@
-// Package admin is the HTTP listener for operators: metrics, health, readiness, the log
-// level and profiles.
+// Package admin is the HTTP listener for operators: metrics, health, readiness and, if asked
+// for, the log level and profiles.
 //
-// It has no authentication. It is meant for a loopback address; if it listens on
-// another one, the profiles and the changing of the log level are left out.
+// It has no authentication, and loopback is open to every process in the host's network,
+// those of pods included. So the profiles and the log level are served only if the
+// configuration says so, and on loopback alone.
 package admin
 
 import (
@@ -26,7 +27,9 @@ const (
 // Config is the section "admin" of every configuration file.
 type Config struct {
 	// Listen is a host:port; empty turns the listener off.
-	Listen string `toml:"listen" comment:"Address of the HTTP listener for metrics, health and profiles; empty turns it off.\nOff loopback the profiles and the log level are not served."`
+	Listen string `toml:"listen" comment:"Address of the HTTP listener for metrics and health; empty turns it off."`
+	// Debug adds what only who looks for a fault needs.
+	Debug bool `toml:"debug" comment:"Serve profiles and the changing of the log level too, if the listener is on loopback.\nAnybody in the network of the host, pods included, can use them then."`
 }
 
 // Validate implements config.Validator.
@@ -52,8 +55,8 @@ type Check struct {
 //	/metrics     Prometheus metrics of tel.Registry
 //	/healthz     200 as long as the process serves at all
 //	/readyz      200, or 503 with a JSON list of the checks that fail
-//	/loglevel    GET the log level, PUT a new one (loopback only)
-//	/debug/pprof profiles (loopback only)
+//	/loglevel    GET the log level, PUT a new one (with Debug, on loopback only)
+//	/debug/pprof profiles (with Debug, on loopback only)
 func Part(cfg Config, tel *telemetry.Telemetry, checks ...Check) lifecycle.Part {
 	return lifecycle.Part{
 		Name:        "admin",
@@ -77,7 +80,7 @@ func serve(ctx context.Context, ready func(), cfg Config, tel *telemetry.Telemet
 	}
 	addr, ok := lis.Addr().(*net.TCPAddr)
 	srv := &http.Server{
-		Handler:           Handler(tel, ok && addr.IP.IsLoopback(), checks...),
+		Handler:           Handler(tel, cfg.Debug && ok && addr.IP.IsLoopback(), checks...),
 		ReadHeaderTimeout: headerTimeout,
 		ErrorLog:          slog.NewLogLogger(tel.Log.Handler(), slog.LevelDebug),
 	}

@@ -65,7 +65,7 @@ func TestReadyz(t *testing.T) {
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	tel := newTelemetry(t)
-	local, remote := admin.Handler(tel, true), admin.Handler(tel, false)
+	local, plain := admin.Handler(tel, true), admin.Handler(tel, false)
 	if code, body := call(local, "GET", "/metrics", ""); code != http.StatusOK || !strings.Contains(body, "crisp_build_info{") {
 		t.Errorf("metrics: got %d %s", code, body)
 	}
@@ -82,8 +82,8 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("pprof: got %d", code)
 	}
 	for _, path := range []string{"/debug/pprof/", "/loglevel"} {
-		if code, _ := call(remote, "GET", path, ""); code != http.StatusNotFound {
-			t.Errorf("%s off loopback: got %d", path, code)
+		if code, _ := call(plain, "GET", path, ""); code != http.StatusNotFound {
+			t.Errorf("%s without being asked for: got %d", path, code)
 		}
 	}
 }

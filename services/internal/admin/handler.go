@@ -18,9 +18,9 @@ import (
 
 const checkTimeout = 2 * time.Second
 
-// Handler returns the routes of the admin listener. With local set it includes those
-// that only belong on a loopback address.
-func Handler(tel *telemetry.Telemetry, local bool, checks ...Check) http.Handler {
+// Handler returns the routes of the admin listener. With debug set it includes those that
+// must be asked for.
+func Handler(tel *telemetry.Telemetry, debug bool, checks ...Check) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(tel.Registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -29,7 +29,7 @@ func Handler(tel *telemetry.Telemetry, local bool, checks ...Check) http.Handler
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		readyz(w, r, checks)
 	})
-	if !local {
+	if !debug {
 		return mux
 	}
 	mux.HandleFunc("GET /loglevel", func(w http.ResponseWriter, _ *http.Request) {

@@ -87,6 +87,9 @@ func run[C any](ctx context.Context, p Program[C], args []string, stderr io.Writ
 	if err != nil {
 		return ignoreHelp(err)
 	}
+	if err := keepDescriptors(); err != nil {
+		return err
+	}
 	return p.Run(ctx, cfg, stderr, reload.Source[C]{
 		Signals: reload.OnHangup(), Load: func() (C, error) { return parse(p, "run", args, stderr) },
 	})

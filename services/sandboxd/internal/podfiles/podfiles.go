@@ -58,6 +58,9 @@ type Files struct {
 	cfg Config
 }
 
+// passable is the mode of folders that other users may walk through but not list.
+const passable = 0o711
+
 // New returns the maker of pod files.
 func New(cfg Config) *Files {
 	if cfg.HostEtc == "" {
@@ -187,12 +190,13 @@ func checkID(id string) error {
 	return nil
 }
 
-// makeDir makes a folder that everybody may read, whatever the umask.
+// makeDir makes a pod's folder in that of all pods. Other users may walk through both, as
+// those of user namespaces must, but not list them.
 func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, passable); err != nil {
 		return err
 	}
-	return os.Chmod(dir, 0o755)
+	return errors.Join(os.Chmod(filepath.Dir(dir), passable), os.Chmod(dir, passable))
 }
 
 // write puts a file in place that everybody may read, whatever the umask.

@@ -73,7 +73,7 @@ func TestMake(t *testing.T) {
 		}
 	}
 	dir := filepath.Dir(got.Hosts)
-	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o755 {
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != passable {
 		t.Errorf("%s: %v, %v", dir, st, err)
 	}
 	if again := f.Paths("id", config(criv1.NamespaceMode_POD, "", nil)); again != got {
