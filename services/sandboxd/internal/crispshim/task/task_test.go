@@ -3,6 +3,7 @@ package task_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,6 +123,49 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 		t.Errorf("delete of a container that never ran: %v", err)
 	}
 	n.Clean()
+}
+
+// Each command of a container is told that systemd keeps its cgroup, those after the death of
+// the shim too.
+func TestSystemdCgroupReachesTheRuntime(t *testing.T) {
+	n := tasktest.New(t)
+	dir := t.TempDir()
+	calls, wrapper := filepath.Join(dir, "calls"), filepath.Join(dir, "runtime")
+	script := "#!/bin/sh\necho \"$*\" >>" + calls + "\nexec " + n.Options().GetBinaryName() + " \"$@\"\n"
+	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	spec := n.Spec("c", "exit 0")
+	spec.Options = &options.Options{BinaryName: wrapper, Root: n.Options().GetRoot(), SystemdCgroup: true}
+	c := create(t, n, spec)
+	p := first(t, c)
+	start(t, p)
+	wait(t, p, 0)
+	saved, err := task.SavedRuntime(c.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.Delete(t.Context()), saved.Delete(t.Context(), c.Bundle(), "c")); err != nil {
+		t.Error(err)
+	}
+	text, err := os.ReadFile(calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verbs := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		if !strings.Contains(line, " --systemd-cgroup ") {
+			t.Errorf("the runtime was called with %q", line)
+		}
+		for _, verb := range []string{"create", "start", "delete"} {
+			if strings.Contains(line, " "+verb+" ") {
+				verbs[verb]++
+			}
+		}
+	}
+	if verbs["create"] != 1 || verbs["start"] != 1 || verbs["delete"] != 2 {
+		t.Errorf("calls %v", verbs)
+	}
 }
 
 // A runtime whose delete command fails may say the next time that there is nothing to delete:
