@@ -534,9 +534,11 @@ func (specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, po
 	}
 	return &specs.Spec{Process: &specs.Process{Args: in.Container.GetCommand()}, Linux: &specs.Linux{CgroupsPath: "/" + in.ContainerID}}, port.SpecResult{}, nil
 }
+
 func (specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 	return &specs.Spec{Linux: &specs.Linux{CgroupsPath: "/pods/" + in.SandboxID}}, nil
 }
+
 func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
 func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	for _, kv := range adj.GetEnv() {

@@ -132,7 +132,7 @@ func TestSystemdCgroupReachesTheRuntime(t *testing.T) {
 	dir := t.TempDir()
 	calls, wrapper := filepath.Join(dir, "calls"), filepath.Join(dir, "runtime")
 	script := "#!/bin/sh\necho \"$*\" >>" + calls + "\nexec " + n.Options().GetBinaryName() + " \"$@\"\n"
-	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	spec := n.Spec("c", "exit 0")
