@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -123,6 +124,65 @@ func TestOwedReleaseComesByItself(t *testing.T) {
 	w.set("DEL", "")
 	must(t, s.removePod(id))
 	s.waitAddresses(0, 30*time.Second)
+}
+
+// A plugin that hangs when it shall release something keeps no other pod from coming, over a
+// restart and a reboot; no address is lost meanwhile, or given to a second pod.
+func TestHangingReleaseLosesNoAddress(t *testing.T) {
+	w := newSwitches(t)
+	runtime := w.runtime()
+	s := start(t, testenv.Setup{Configure: withChain(wide, "hanging", func(settings testenv.Settings) {
+		settings.Set("network.timeout", "3s")
+		settings.Set("network.parallel", 4)
+		handler(settings, "broken", map[string]any{"binary_name": runtime})
+	})})
+	w.plugin(s.Path("cni"), "hanging", "tuning")
+	w.set("DEL", "exec sleep 1000")
+	w.set("create", "sleep 2; exit 1") // of pods with a process of their own
+	old := s.pod(s.podConfig("old"), "")
+	var wg sync.WaitGroup
+	const failed = 5 // more than plugins may run at a time
+	for n := range failed {
+		config := s.podConfig(fmt.Sprintf("hangs%d", n))
+		config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD}
+		wg.Go(func() {
+			if _, err := s.try(config, "broken", 30*time.Second); err == nil {
+				t.Error("a pod came up without its process")
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.stopPod(old); err == nil {
+		t.Error("the stop succeeded although the address is held")
+	}
+	held := s.addresses()
+	if len(held) < 2 { // an address that a pod did not get in time it does not hold
+		t.Fatalf("held are %v, want up to %d", held, failed+1)
+	}
+	var others []string
+	comes := func(name string) {
+		t.Helper()
+		id := s.pod(s.podConfig(name), "")
+		others = append(others, id)
+		ip := s.podStatus(id).GetNetwork().GetIp()
+		if slices.Contains(held, ip) {
+			t.Errorf("%s has the address %s of another pod", name, ip)
+		}
+		held = append(held, ip)
+	}
+	comes("at-once")
+	must(t, s.Restart(t.Context(), testenv.Sandboxd))
+	comes("after-a-restart")
+	s.imitateReboot(others)
+	comes("after-a-reboot")
+	if now := s.addresses(); len(now) != len(held) {
+		t.Errorf("held are %v, want %v", now, held)
+	}
+	w.set("DEL", "")
+	for _, id := range append(others, old) {
+		must(t, errors.Join(s.stopPod(id), s.removePod(id)))
+	}
+	s.waitAddresses(0, 40*time.Second)
 }
 
 // However a pod's making ends, its addresses come back: the caller's deadline passes, the

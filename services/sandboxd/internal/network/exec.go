@@ -10,6 +10,7 @@ import (
 	"math"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -85,11 +86,16 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	return stdout.Bytes(), nil
 }
 
+// run runs a plugin, which does not outlive this process: an ADD that went on beside the DEL
+// of the next process would hold an address for ever.
 func run(ctx context.Context, path string, environ []string, stdin *bytes.Reader, stdout, stderr *limited) error {
+	// The kernel takes the end of the thread that starts a process for its parent's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = environ
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
 	err := cmd.Run()

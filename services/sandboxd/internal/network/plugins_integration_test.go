@@ -85,8 +85,11 @@ func TestPodWithEverythingInTwoNetworks(t *testing.T) {
 	n.networks()
 	req := n.pod("p1")
 	req.Config.PortMappings = []*criv1.PortMapping{
-		{HostPort: 18080, ContainerPort: 80}, {HostPort: 18080, ContainerPort: 80}, {ContainerPort: 80},
-		{HostPort: 18081, ContainerPort: 80, HostIp: "fd00:250::1"}, {HostPort: 18081, ContainerPort: 81, HostIp: "10.250.0.1"},
+		{HostPort: 18080, ContainerPort: 80},
+		{HostPort: 18080, ContainerPort: 80},
+		{ContainerPort: 80},
+		{HostPort: 18081, ContainerPort: 80, HostIp: "fd00:250::1"},
+		{HostPort: 18081, ContainerPort: 81, HostIp: "10.250.0.1"},
 		{HostPort: 18080, ContainerPort: 80, Protocol: criv1.Protocol_UDP},
 	}
 	req.Config.Annotations = map[string]string{annotationIngress: "10M", annotationEgress: "1P"}
