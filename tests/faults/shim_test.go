@@ -457,7 +457,7 @@ func (s *system) nothingLeftOf(ids ...string) {
 
 // A shim that stops answering while sandboxd is there holds up neither the stop of its
 // containers nor the removal of its pod.
-func TestDamagedShimHoldsUpNoStop(t *testing.T) {
+func TestDamagedShimHoldsUpNoStop(t *testing.T) { //nolint:tparallel // one system for all cases, alone on the machine
 	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
 		for name, shim := range bothShims(t) {
 			handler(settings, name, shim)

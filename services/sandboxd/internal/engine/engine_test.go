@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.etcd.io/bbolt"
 	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -219,7 +219,7 @@ func TestNetworkedSandboxes(t *testing.T) {
 	}
 	n.close()
 	unreadable := strings.Repeat("f", 64)
-	spoil(t, w.path, unreadable)
+	storetest.Spoil(t, w.path, unreadable)
 	n = start(t, w, "boot")
 	want("after a restart", ready, preparing.GetId(), unreadable)
 	w.set("network.detach", nil)
@@ -227,19 +227,6 @@ func TestNetworkedSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the owed one is released", func() bool { return slices.Equal(networked(), []string{unreadable}) })
-}
-
-// spoil puts a sandbox's record that cannot be read into a store that is not open.
-func spoil(t *testing.T, path, id string) {
-	t.Helper()
-	db, err := bbolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte("sandboxes")).Put([]byte(id), []byte{0xff}) })
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestLostSessionIsAborted(t *testing.T) {
