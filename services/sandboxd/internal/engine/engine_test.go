@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -10,6 +11,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -227,6 +231,40 @@ func TestNetworkedSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the owed one is released", func() bool { return slices.Equal(networked(), []string{unreadable}) })
+}
+
+// A commit that failed is repeated with the specification as it was prepared.
+func TestRepeatedCommitAdjustsOnce(t *testing.T) {
+	n := start(t, newWorld(t), "boot")
+	n.session(t, "gw")
+	id, _, err := n.Containers.Prepare(t.Context(), "gw", runPod(t, n, "a"), containerConfig("c"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	adjust := func(keys ...string) error {
+		adj := &nri.ContainerAdjustment{}
+		for _, k := range keys {
+			adj.Env = append(adj.Env, &nri.KeyValue{Key: k, Value: "1"})
+		}
+		return n.Containers.Commit(t.Context(), id, adj)
+	}
+	if err := adjust("A", "BAD"); !errdefs.IsInvalidArgument(err) {
+		t.Fatalf("bad adjustment: %v", err)
+	}
+	if err := adjust("A", "B"); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := n.Views.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(rec.GetSpec(), &spec); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"A=1", "B=1"}, spec.Process.Env); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
 }
 
 func TestLostSessionIsAborted(t *testing.T) {

@@ -542,6 +542,9 @@ func (specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
 func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	for _, kv := range adj.GetEnv() {
+		if kv.GetKey() == "BAD" {
+			return fmt.Errorf("BAD: %w", errdefs.ErrInvalidArgument)
+		}
 		spec.Process.Env = append(spec.Process.Env, kv.GetKey()+"="+kv.GetValue())
 	}
 	return nil

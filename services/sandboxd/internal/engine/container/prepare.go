@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -256,6 +257,12 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 	}
 	spec := c.Pending.Load()
 	if adj != nil {
+		// A commit that fails may come again, with the same or another adjustment.
+		before, err := json.Marshal(spec)
+		if err != nil {
+			return err
+		}
+		defer func() { restore(c, before) }()
 		err = u.p.Specs.Adjust(spec, adj)
 		if err != nil {
 			return fmt.Errorf("container %q: NRI adjustment: %w", id, err)
@@ -279,6 +286,19 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 	c.Pending.Store(nil)
 	c.TakeBack = nil
 	return nil
+}
+
+// restore puts the specification back as it was before an adjustment, if it is still to be
+// committed.
+func restore(c *table.Container, before []byte) {
+	if c.Pending.Load() == nil {
+		return
+	}
+	spec := &specs.Spec{}
+	// What was encoded a moment ago can be decoded.
+	if json.Unmarshal(before, spec) == nil {
+		c.Pending.Store(spec)
+	}
 }
 
 // Abort undoes Prepare. An unknown id is not an error.
