@@ -75,8 +75,10 @@ func (s *Sandbox) StreamSandboxStats(
 func (s *Sandbox) eachStats(ctx context.Context, f *criv1.PodSandboxStatsFilter) func(func(*criv1.PodSandboxStats) error) error {
 	filter := &criv1.PodSandboxFilter{Id: f.GetId(), LabelSelector: f.GetLabelSelector()}
 	return func(do func(*criv1.PodSandboxStats) error) error {
+		waited, cancel := patient(ctx)
+		defer cancel()
 		return s.eachReady(ctx, filter, func(rec *recordv1.Sandbox) error {
-			st, err := s.stats.sandbox(ctx, rec)
+			st, err := s.stats.sandbox(waited, rec)
 			if errors.Is(err, errdefs.ErrNotFound) {
 				return nil // removed meanwhile
 			}
@@ -199,6 +201,8 @@ func (c *Container) eachStats(ctx context.Context, f *criv1.ContainerStatsFilter
 		if err != nil {
 			return err
 		}
+		waited, cancel := patient(ctx)
+		defer cancel()
 		for _, rec := range recs {
 			if criview.ContainerState(rec) != criv1.ContainerState_CONTAINER_RUNNING || !criview.MatchContainer(criview.Container(rec), filter) {
 				continue
@@ -206,7 +210,7 @@ func (c *Container) eachStats(ctx context.Context, f *criv1.ContainerStatsFilter
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if err := do(c.stats.container(ctx, rec)); err != nil {
+			if err := do(c.stats.container(waited, rec)); err != nil {
 				return err
 			}
 		}

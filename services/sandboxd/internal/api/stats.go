@@ -62,6 +62,12 @@ func (s *Stats) container(ctx context.Context, rec *recordv1.Container) *criv1.C
 	}, rec.GetCgroupsPath(), s.layer(ctx, rec))
 }
 
+// patient ends as soon as nothing is waited for any more in one answer: figures that are not
+// known by then are left out, and are there the next time.
+func patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, layerusage.FirstWait)
+}
+
 // layer returns the use of a container's writable layer; nil if it is not known yet.
 func (s *Stats) layer(ctx context.Context, rec *recordv1.Container) *criv1.FilesystemUsage {
 	used := s.layers.Usage(ctx, rec.GetId(), rec.GetSnapshotter())
@@ -82,6 +88,8 @@ func (s *Stats) sandbox(ctx context.Context, rec *recordv1.Sandbox) (*criv1.PodS
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := patient(ctx)
+	defer cancel()
 	groups := make([]string, 0, len(running))
 	containers := make([]*criv1.ContainerStats, 0, len(running))
 	for _, c := range running {

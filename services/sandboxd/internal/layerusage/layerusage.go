@@ -18,8 +18,9 @@ import (
 const (
 	// parallel is how many layers are walked over at a time.
 	parallel = 2
-	// firstWait is how long the first figure of a layer is waited for.
-	firstWait = 2 * time.Second
+	// FirstWait is how long the first figure of a layer is waited for. Who asks for many in
+	// turn gives all of them a context that ends after it.
+	FirstWait = 2 * time.Second
 	// forgotten is how long a figure is kept that nobody asks for.
 	forgotten = 10 * time.Minute
 )
@@ -82,7 +83,7 @@ func (c *Cache) Close() {
 func (c *Cache) Usage(ctx context.Context, key, snapshotter string) Usage {
 	e, walking := c.ask(key, snapshotter)
 	if walking != nil {
-		timer := time.NewTimer(firstWait)
+		timer := time.NewTimer(FirstWait)
 		defer timer.Stop()
 		select {
 		case <-walking:
