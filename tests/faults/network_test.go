@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -348,5 +350,28 @@ func TestStopSurvivesADeathInTheMiddle(t *testing.T) {
 		must(t, errors.Join(s.stopPod(id), s.stopPod(id)))
 		s.waitAddresses(0, time.Second)
 		must(t, s.removePod(id))
+	}
+}
+
+// An operator who suspects the network of a pod is told what its plugins miss.
+func TestMissingInterfaceIsFound(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	whole := s.pod(s.podConfig("whole"), "")
+	broken := s.pod(s.podConfig("broken"), "")
+	program, err := testenv.Binary(string(testenv.Sandboxd))
+	must(t, err)
+	look := func() (string, error) {
+		out, err := exec.CommandContext(t.Context(), program, "check-state", "--network", "--config", s.ConfigFile(testenv.Sandboxd)).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := look(); err != nil {
+		t.Errorf("two whole pods: %v\n%s", err, out)
+	}
+	s.inside(broken, func() error {
+		return exec.CommandContext(t.Context(), "ip", "link", "delete", "eth0").Run()
+	})
+	out, err := look()
+	if err == nil || !strings.Contains(out, "network.check "+broken) || strings.Contains(out, "network.check "+whole) {
+		t.Errorf("a pod without its interface: %v\n%s", err, out)
 	}
 }

@@ -54,9 +54,10 @@ func Commands() []cli.Command {
 }
 
 func checkState(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	wait := defaultWait
+	wait, networks := defaultWait, false
 	cfg, asJSON, err := parse("check-state", args, stderr, func(f *flag.FlagSet) {
 		f.DurationVar(&wait, "wait", wait, "report only what stays wrong for `DURATION`, since a running sandboxd changes things")
+		f.BoolVar(&networks, "network", false, "also ask the CNI plugins of all pods whether what they made is still there (CHECK)")
 	})
 	if errors.Is(err, flag.ErrHelp) {
 		return err
@@ -65,6 +66,11 @@ func checkState(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return checkError{err}
 	}
 	found, err := Check(ctx, cfg, wait)
+	if err == nil && networks {
+		var more []rules.Finding
+		more, err = CheckNetworks(ctx, cfg)
+		found = append(found, more...)
+	}
 	if err != nil {
 		return checkError{fmt.Errorf("check state: %w", err)}
 	}

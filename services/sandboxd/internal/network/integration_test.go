@@ -3,6 +3,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -156,6 +157,39 @@ func TestBridgePod(t *testing.T) {
 		if err := n.Detach(t.Context(), req, result.Raw); err != nil {
 			t.Fatal(err)
 		}
+	}
+	n.nothingLeft()
+}
+
+// CHECK notices what somebody took away, and is left out where the configuration says so.
+func TestCheckNoticesAMissingInterface(t *testing.T) {
+	if !private(t) {
+		return
+	}
+	n := newNode(t)
+	req := n.pod("p1")
+	result, err := n.Attach(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Check(t.Context(), req, result.Raw); err != nil {
+		t.Errorf("as it was made: %v", err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+req.NetnsPath, "ip", "link", "delete", "eth0").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := n.Check(t.Context(), req, result.Raw); err == nil || !strings.Contains(err.Error(), `network "pods"`) {
+		t.Errorf("without its interface: %v", err)
+	}
+	silent := []byte(strings.ReplaceAll(string(result.Raw), `"name":"pods"`, `"name":"pods","disableCheck":true`))
+	if bytes.Equal(silent, result.Raw) {
+		t.Fatal("the configuration has another form")
+	}
+	if err := n.Check(t.Context(), req, silent); err != nil {
+		t.Errorf("with disableCheck: %v", err)
+	}
+	if err := n.Detach(t.Context(), req, result.Raw); err != nil {
+		t.Fatal(err)
 	}
 	n.nothingLeft()
 }
