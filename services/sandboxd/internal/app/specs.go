@@ -45,7 +45,7 @@ func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Option
 	cfg := all.Runtime
 	opts := ocispec.Options{
 		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
-		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all),
+		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all), DeviceOwnership: cfg.DeviceOwnership,
 	}
 	if !a.host.AppArmor {
 		return opts

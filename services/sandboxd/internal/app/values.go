@@ -92,7 +92,8 @@ func handlers(cfg config.Config) pod.Handlers {
 			Name: name, RuntimeType: h.RuntimeType, ShimPath: h.ShimPath, BinaryName: h.BinaryName, Root: h.RuntimeRoot,
 			SystemdCgroup: systemdCgroup(cfg), Options: h.Options, Sandboxer: h.Sandboxer, Snapshotter: h.Snapshotter,
 			PodAnnotations: h.PodAnnotations, ContainerAnnotations: h.ContainerAnnotations,
-			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, BaseSpec: h.BaseSpec,
+			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, AllDevicesAllowed: h.AllDevicesAllowed,
+			CgroupWritable: h.CgroupWritable, BaseSpec: h.BaseSpec,
 		}
 	}
 	return pod.Handlers{ByName: out, Default: cfg.Runtime.DefaultHandler}

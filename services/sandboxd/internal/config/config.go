@@ -44,21 +44,22 @@ type Bus struct {
 
 // Runtime describes runtime handlers and shims.
 type Runtime struct {
-	DefaultHandler string             `toml:"default_handler" comment:"Handler for pods that name none."`
-	CgroupDriver   string             `toml:"cgroup_driver" comment:"\"cgroupfs\" or \"systemd\"; kubelet is told."`
-	SessionGrace   config.Duration    `toml:"session_grace" comment:"How long a lost gateway may take to come back before what it was making is undone."`
-	InitBinary     string             `toml:"init_binary" comment:"Static program that is process 1 of pods that share their PID namespace;\nempty: the one beside sandboxd."`
-	SeccompDefault bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
-	UnprivPorts    bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
-	UnprivICMP     bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`
-	AppArmor       string             `toml:"apparmor_profile" comment:"Default AppArmor profile; made and loaded if the host has AppArmor and none of this name is loaded."`
-	RDTFile        string             `toml:"rdt_config_file" comment:"Classes of cache and memory bandwidth in goresctrl's form, which pods choose by annotation; empty: none."`
-	BlockIOFile    string             `toml:"blockio_config_file" comment:"Classes of block I/O in goresctrl's form, which pods choose by annotation; empty: none."`
-	CDIDirs        []string           `toml:"cdi_spec_dirs" comment:"Folders of CDI device descriptions; later ones win. None switches CDI off."`
-	RejectMissing  bool               `toml:"reject_missing_mount_sources" comment:"Refuse a mount whose source is missing, instead of making a folder."`
-	Ulimits        map[string]Ulimit  `toml:"ulimits" comment:"Limits of every container by name, such as \"nofile\"; lowered to what sandboxd itself may give."`
-	Shim           Shim               `toml:"shim"`
-	Handlers       map[string]Handler `toml:"handlers"`
+	DefaultHandler  string             `toml:"default_handler" comment:"Handler for pods that name none."`
+	CgroupDriver    string             `toml:"cgroup_driver" comment:"\"cgroupfs\" or \"systemd\"; kubelet is told."`
+	SessionGrace    config.Duration    `toml:"session_grace" comment:"How long a lost gateway may take to come back before what it was making is undone."`
+	InitBinary      string             `toml:"init_binary" comment:"Static program that is process 1 of pods that share their PID namespace;\nempty: the one beside sandboxd."`
+	SeccompDefault  bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
+	UnprivPorts     bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
+	UnprivICMP      bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`
+	AppArmor        string             `toml:"apparmor_profile" comment:"Default AppArmor profile; made and loaded if the host has AppArmor and none of this name is loaded."`
+	RDTFile         string             `toml:"rdt_config_file" comment:"Classes of cache and memory bandwidth in goresctrl's form, which pods choose by annotation; empty: none."`
+	BlockIOFile     string             `toml:"blockio_config_file" comment:"Classes of block I/O in goresctrl's form, which pods choose by annotation; empty: none."`
+	CDIDirs         []string           `toml:"cdi_spec_dirs" comment:"Folders of CDI device descriptions; later ones win. None switches CDI off."`
+	RejectMissing   bool               `toml:"reject_missing_mount_sources" comment:"Refuse a mount whose source is missing, instead of making a folder."`
+	DeviceOwnership bool               `toml:"device_ownership_from_security_context" comment:"Give the devices of a container to its run_as_user and run_as_group, instead of leaving them to the host's owners."`
+	Ulimits         map[string]Ulimit  `toml:"ulimits" comment:"Limits of every container by name, such as \"nofile\"; lowered to what sandboxd itself may give."`
+	Shim            Shim               `toml:"shim"`
+	Handlers        map[string]Handler `toml:"handlers"`
 }
 
 // Ulimit is a limit of a process.
@@ -86,6 +87,8 @@ type Handler struct {
 	PodAnnotations               []string       `toml:"pod_annotations" comment:"Patterns of pod annotations that are passed to the shim."`
 	ContainerAnnotations         []string       `toml:"container_annotations" comment:"Patterns of container annotations that are passed to the shim."`
 	PrivilegedWithoutHostDevices bool           `toml:"privileged_without_host_devices" comment:"Keep host devices out of privileged containers."`
+	AllDevicesAllowed            bool           `toml:"privileged_without_host_devices_all_devices_allowed" comment:"Let such containers use all devices all the same, through nodes they make themselves; needs privileged_without_host_devices."`
+	CgroupWritable               bool           `toml:"cgroup_writable" comment:"Mount the cgroups of containers that are not privileged writable; needs cgroup v2, containers are refused elsewhere.\nMounts of base_spec stay as they are."`
 	BaseSpec                     string         `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
 	Options                      map[string]any `toml:"options,omitempty" comment:"Further options for shims that are not runc-like."`
 }
@@ -223,6 +226,10 @@ func (r Runtime) Validate() error {
 	for name, h := range r.Handlers {
 		if h.RuntimeType == "" {
 			errs = append(errs, fmt.Errorf("handlers.%s.runtime_type: must not be empty, write for example \"io.containerd.runc.v2\"", name))
+		}
+		if h.AllDevicesAllowed && !h.PrivilegedWithoutHostDevices {
+			errs = append(errs, fmt.Errorf(
+				"handlers.%s.privileged_without_host_devices_all_devices_allowed: needs privileged_without_host_devices = true", name))
 		}
 		errs = append(errs, oneOf("handlers."+name+".sandboxer", h.Sandboxer, "", "podsandbox", "shim"))
 		for _, p := range slices.Concat(h.PodAnnotations, h.ContainerAnnotations) {

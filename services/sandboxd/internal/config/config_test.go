@@ -39,6 +39,9 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"cgroup_driver":            func(c *Config) { c.Runtime.CgroupDriver = "other" },
 		"handlers.x.runtime_type":  func(c *Config) { c.Runtime.Handlers["x"] = Handler{} },
 		"handlers.x.sandboxer":     func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", Sandboxer: "z"} },
+		"x.privileged_without_host_devices_all_devices_allowed": func(c *Config) {
+			c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", AllDevicesAllowed: true}
+		},
 		"annotation pattern":       func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
 		"max_line_size":            func(c *Config) { c.Logs.MaxLineSize = 1 },
 		"snapshotter":              func(c *Config) { c.Image.Snapshotter = "zfs" },

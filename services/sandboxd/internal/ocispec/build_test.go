@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -198,6 +199,57 @@ func TestPrivilegedHasTheHostsDevices(t *testing.T) {
 	last := spec.Linux.Resources.Devices[len(spec.Linux.Resources.Devices)-1]
 	if diff := cmp.Diff(specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"}, last); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestAllDevicesAllowedWithoutTheHostsNodes(t *testing.T) {
+	t.Parallel()
+	allowed := func(in Input) bool {
+		t.Helper()
+		in.Handler.PrivilegedWithoutHostDevices, in.Handler.AllDevicesAllowed = true, true
+		spec, _ := build(t, testHost(), Options{}, in)
+		if len(spec.Linux.Devices) != 0 {
+			t.Errorf("devices %v", spec.Linux.Devices)
+		}
+		rules := spec.Linux.Resources.Devices
+		return cmp.Equal(specs.LinuxDeviceCgroup{Allow: true, Access: "rwm"}, rules[len(rules)-1])
+	}
+	if !allowed(privileged(input())) {
+		t.Error("a privileged container may not use all devices")
+	}
+	if allowed(input()) {
+		t.Error("a container that is not privileged may use all devices")
+	}
+}
+
+func TestOwnersOfDevices(t *testing.T) {
+	t.Parallel()
+	host, err := os.Stat("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := host.Sys().(*syscall.Stat_t)
+	id := func(n int64) *criv1.Int64Value { return &criv1.Int64Value{Value: n} }
+	for _, tt := range []struct {
+		name        string
+		off         bool
+		user, group *criv1.Int64Value
+		image       string
+		uid, gid    uint32
+	}{
+		{name: "switched off", off: true, user: id(1000), group: id(50), uid: owner.Uid, gid: owner.Gid},
+		{name: "user and group", user: id(1000), group: id(50), uid: 1000, gid: 50},
+		{name: "user", user: id(1000), uid: 1000, gid: owner.Gid},
+		{name: "root", user: id(0), group: id(0), uid: owner.Uid, gid: owner.Gid},
+		{name: "the image's user", image: "1000:50", uid: owner.Uid, gid: owner.Gid},
+	} {
+		in := input()
+		in.sc().RunAsUser, in.sc().RunAsGroup, in.Image.Config.User = tt.user, tt.group, tt.image
+		in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing"}}
+		spec, _ := build(t, testHost(), Options{DeviceOwnership: !tt.off}, in)
+		if got := spec.Linux.Devices[0]; *got.UID != tt.uid || *got.GID != tt.gid {
+			t.Errorf("%s: owned by %d:%d, want %d:%d", tt.name, *got.UID, *got.GID, tt.uid, tt.gid)
+		}
 	}
 }
 

@@ -191,6 +191,31 @@ func TestMountOptions(t *testing.T) {
 	}
 }
 
+func TestWritableCgroups(t *testing.T) {
+	t.Parallel()
+	for writable, access := range map[bool]string{false: "ro", true: "rw"} {
+		in := input()
+		in.Handler.CgroupWritable = writable
+		spec, _ := build(t, v2Host(), Options{}, in)
+		if m := find(t, spec, "/sys/fs/cgroup"); !slices.Contains(m.Options, access) {
+			t.Errorf("writable %v: options %v", writable, m.Options)
+		}
+		if m := find(t, spec, "/sys"); !slices.Contains(m.Options, "ro") {
+			t.Errorf("writable %v: options of /sys %v", writable, m.Options)
+		}
+		if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace}) {
+			t.Errorf("writable %v: no cgroup namespace", writable)
+		}
+	}
+	in := privileged(input())
+	in.Handler.CgroupWritable = true
+	if m := find(t, first(build(t, testHost(), Options{}, in)), "/sys/fs/cgroup"); !slices.Contains(m.Options, "rw") {
+		t.Errorf("privileged on cgroup v1: options %v", m.Options)
+	}
+}
+
+func first(spec *specs.Spec, _ Result) *specs.Spec { return spec }
+
 func TestReadOnlyRootMakesPodFilesReadOnly(t *testing.T) {
 	t.Parallel()
 	in := input()

@@ -84,6 +84,9 @@ type Options struct {
 	AppArmorLoaded func(name string) (bool, error)
 	// RejectMissingMountSources makes a missing mount source an error.
 	RejectMissingMountSources bool
+	// DeviceOwnership gives the devices of a request to the user and the group that the
+	// request names, instead of leaving them to the host's owners.
+	DeviceOwnership bool
 	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
 	Rlimits map[string]host.Rlimit
 	// Classes are the configured classes of RDT and block I/O; nil means that there are none.
@@ -226,14 +229,38 @@ func (d *draft) resources() error {
 		d.spec.Linux.Resources = &specs.LinuxResources{}
 	}
 	resource.Merge(d.spec.Linux.Resources, r)
-	ofHost := d.sc.GetPrivileged() && !d.in.Handler.PrivilegedWithoutHostDevices
-	return device.Set(d.spec.Linux, d.in.Config.GetDevices(), ofHost)
+	return device.Set(d.spec.Linux, d.devices())
+}
+
+// devices are known after the user, whose ids have been checked then.
+func (d *draft) devices() device.Request {
+	h := d.in.Handler
+	out := device.Request{
+		Asked:      d.in.Config.GetDevices(),
+		OfHost:     d.sc.GetPrivileged() && !h.PrivilegedWithoutHostDevices,
+		AllAllowed: d.sc.GetPrivileged() && (!h.PrivilegedWithoutHostDevices || h.AllDevicesAllowed),
+	}
+	if !d.opts.DeviceOwnership {
+		return out
+	}
+	if d.sc.GetRunAsUser() != nil {
+		out.UID = d.spec.Process.User.UID
+	}
+	if d.sc.GetRunAsGroup() != nil {
+		out.GID = d.spec.Process.User.GID
+	}
+	return out
 }
 
 func (d *draft) mounts() error {
+	if d.in.Handler.CgroupWritable && !d.sc.GetPrivileged() && !d.host.CgroupV2 {
+		return fmt.Errorf("cgroup_writable of runtime handler %q needs cgroup v2, which the node does not have: %w",
+			d.in.Handler.Name, errdefs.ErrFailedPrecondition)
+	}
 	created, err := d.mountPolicy().Set(d.spec, mount.Request{
 		Config: d.in.Config, SELinux: d.selinux(), Volumes: d.in.Volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
-		OwnIPC: d.in.Namespaces[string(specs.IPCNamespace)] != "",
+		OwnIPC:         d.in.Namespaces[string(specs.IPCNamespace)] != "",
+		CgroupWritable: d.in.Handler.CgroupWritable,
 	})
 	d.result.CreatedPaths = created
 	return err

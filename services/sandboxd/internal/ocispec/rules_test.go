@@ -94,6 +94,7 @@ func TestRefusals(t *testing.T) {
 			in.Config.Linux.Resources.Unified = map[string]string{"memory.high": "1"}
 		}, errdefs.ErrFailedPrecondition},
 		{"negative shares", func(in *Input, _ *host.Facts, _ *Options) { in.Config.Linux.Resources.CpuShares = -1 }, errdefs.ErrInvalidArgument},
+		{"writable cgroups without cgroup v2", func(in *Input, _ *host.Facts, _ *Options) { in.Handler.CgroupWritable = true }, errdefs.ErrFailedPrecondition},
 		{"missing device", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/no-such"}}
 		}, errdefs.ErrNotFound},

@@ -135,6 +135,11 @@ type Handler struct {
 	ContainerAnnotations []string
 	// PrivilegedWithoutHostDevices keeps host devices out of privileged containers.
 	PrivilegedWithoutHostDevices bool
+	// AllDevicesAllowed lets privileged containers use all devices all the same, through
+	// nodes that they make themselves.
+	AllDevicesAllowed bool
+	// CgroupWritable mounts the cgroups of containers that are not privileged writable.
+	CgroupWritable bool
 	// BaseSpec is the path of an OCI specification that every container starts from;
 	// empty for the built-in one.
 	BaseSpec string

@@ -24,24 +24,45 @@ const anyAccess = "rwm"
 // rules are the OCI runtime's business.
 func None() specs.LinuxDeviceCgroup { return specs.LinuxDeviceCgroup{Allow: false, Access: anyAccess} }
 
-// Set sets device nodes and the rules of the device cgroup; ofHost adds all of the host's.
+// Request is what the devices of a container are made from.
+type Request struct {
+	// Asked are the devices that the request lists.
+	Asked []*criv1.Device
+	// OfHost adds all of the host's nodes.
+	OfHost bool
+	// AllAllowed lets the container use every device, also those it has no node of.
+	AllAllowed bool
+	// UID and GID own the nodes of Asked; 0 leaves the host's owner. A runtime that binds the
+	// host's nodes, as it does in a user namespace, does not heed them.
+	UID, GID uint32
+}
+
+// Set sets device nodes and the rules of the device cgroup.
 // Errors: ErrInvalidArgument, ErrNotFound for a device that is not there.
-func Set(spec *specs.Linux, asked []*criv1.Device, ofHost bool) error {
+func Set(spec *specs.Linux, req Request) error {
 	rules := []specs.LinuxDeviceCgroup{None()}
-	if ofHost {
+	if req.OfHost {
 		host, err := oci.HostDevices()
 		if err != nil {
 			return fmt.Errorf("devices of the host: %w", err)
 		}
 		spec.Devices = host
+	}
+	if req.AllAllowed {
 		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Access: anyAccess})
 	}
-	for _, asked := range asked {
+	for _, asked := range req.Asked {
 		found, err := device(asked)
 		if err != nil {
 			return fmt.Errorf("device %q: %w", asked.GetHostPath(), err)
 		}
 		for _, dev := range found {
+			if req.UID != 0 {
+				dev.UID = new(req.UID)
+			}
+			if req.GID != 0 {
+				dev.GID = new(req.GID)
+			}
 			spec.Devices = slices.DeleteFunc(spec.Devices, func(have specs.LinuxDevice) bool { return have.Path == dev.Path })
 			spec.Devices = append(spec.Devices, dev)
 			rules = append(rules, specs.LinuxDeviceCgroup{

@@ -45,6 +45,10 @@ type Request struct {
 	Files pod.SandboxFiles
 	// OwnIPC is true if the pod has an IPC namespace of its own.
 	OwnIPC bool
+	// CgroupWritable lets the container write to its cgroups without being privileged. The
+	// container must have a cgroup namespace of its own, so that it sees no others. The mounts
+	// of a base specification stay as they are.
+	CgroupWritable bool
 }
 
 // Set sets the mounts of a specification that has its mappings of users already. It returns the
@@ -129,6 +133,10 @@ func (d *draft) defaultMounts() []specs.Mount {
 	if d.sc.GetPrivileged() {
 		access = "rw"
 	}
+	groups := access
+	if d.in.CgroupWritable {
+		groups = "rw"
+	}
 	sys := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
 	if len(d.spec.Linux.UIDMappings) > 0 && d.sc.GetNamespaceOptions().GetNetwork() == criv1.NamespaceMode_NODE {
 		// A sysfs can only be made by who owns the network namespace.
@@ -152,7 +160,7 @@ func (d *draft) defaultMounts() []specs.Mount {
 		sys,
 		{
 			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
-			Options: []string{"nosuid", "noexec", "nodev", "relatime", access},
+			Options: []string{"nosuid", "noexec", "nodev", "relatime", groups},
 		},
 	}, queues...)
 }
