@@ -33,7 +33,7 @@ GO_BUILD     := CGO_ENABLED=0 go build -trimpath $(VCS) -ldflags '-s -w'
 GO_TEST      := $(SAME_FLAGS) go test
 GO_TEST_RACE := go test -race
 TEST_FLAGS   ?=
-E2E_TIMEOUT  ?= 20m
+E2E_TIMEOUT  ?= 40m
 # Runtime handlers of the conformance tests, the default one first.
 HANDLER      ?= crisp,runc
 FUZZTIME     ?= 20s
