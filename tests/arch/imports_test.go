@@ -29,7 +29,7 @@ func layers() map[string]map[string]layer {
 			"containerevents": domain, "operation": domain, "relay": domain, "sequence": domain, "status": domain, "validate": domain,
 		},
 		"sandboxd": {
-			"api": handler, "app": wiring, "config": settings, "inspect": wiring,
+			"api": handler, "app": wiring, "cadvisor": handler, "config": settings, "inspect": wiring,
 			"apparmor": adapter, "classes": adapter, "containerio": adapter, "controller": adapter, "image": adapter, "namespaces": adapter,
 			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
 			"reserve": adapter, "rootfs": adapter,

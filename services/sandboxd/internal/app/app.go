@@ -99,6 +99,7 @@ type App struct {
 	relay     *outbox.Relay
 	passing   *outbox.Passing // events that need not arrive
 	server    *rpc.Server
+	cadvisor  *rpc.Server // nil unless configured
 	work      *api.Work
 	host      host.Facts
 	cgroups   *stats.Reader
@@ -148,7 +149,11 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 		return nil, err
 	}
 	a.features = a.probeFeatures(ctx, cfg)
-	return a, a.buildServer()
+	err = a.buildServer()
+	if err != nil {
+		return nil, err
+	}
+	return a, a.buildCAdvisor()
 }
 
 func (a *App) buildEngine(ctx context.Context) error {
@@ -277,6 +282,9 @@ func (a *App) Parts() []lifecycle.Part {
 			ready()
 			return a.passing.Run(ctx)
 		}})
+	}
+	if a.cadvisor != nil {
+		parts = append(parts, a.cadvisorPart())
 	}
 	return append(parts, a.server.Part("server"), lifecycle.Part{Name: "pulls", Run: a.stopPulls})
 }

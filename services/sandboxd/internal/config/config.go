@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
+	"github.com/crisp-cri/crisp/services/internal/unixsock"
 )
 
 // Config is the whole file.
@@ -32,6 +33,8 @@ type Config struct {
 	Logs    Logs                  `toml:"container_logs"`
 	Image   Image                 `toml:"image"`
 	Network Network               `toml:"network"`
+	// CAdvisor answers kubelet's built-in cAdvisor.
+	CAdvisor CAdvisor `toml:"cadvisor"`
 }
 
 // Bus says where events go.
@@ -121,6 +124,11 @@ type Network struct {
 	GCInterval   config.Duration `toml:"gc_interval" comment:"How often plugins are told which pods there are, so that they release what others held; also at the start and after a change of the configuration.\n0: never, as it must be if another runtime uses the same networks."`
 }
 
+// CAdvisor describes what is said to kubelet's built-in cAdvisor.
+type CAdvisor struct {
+	Socket string `toml:"socket" comment:"Socket at which root may ask what a container's cgroup belongs to, with containerd's API; empty: none.\ncAdvisor asks at \"/run/containerd/containerd.sock\". Only for nodes on which no containerd runs."`
+}
+
 // Default returns the configuration of a process without a file.
 func Default() Config {
 	bus := events.DefaultClientConfig()
@@ -184,6 +192,7 @@ func (c Config) Validate() error {
 		config.Section("server", c.Server), config.Section("bus.client", c.Bus.Client),
 		positive("bus.outbox_limit", c.Bus.OutboxLimit),
 		config.Section("runtime", c.Runtime), config.Section("image", c.Image), config.Section("network", c.Network),
+		config.Section("cadvisor", c.CAdvisor),
 		within("container_logs.max_line_size", c.Logs.MaxLineSize.Int(), 1<<10, 1<<20),
 	)
 }
@@ -268,6 +277,14 @@ func (n Network) Validate() error {
 		errs = append(errs, errors.New("bin_dirs: must name at least one folder, such as \"/opt/cni/bin\""))
 	}
 	return errors.Join(errs...)
+}
+
+// Validate checks the section.
+func (c CAdvisor) Validate() error {
+	if c.Socket == "" {
+		return nil
+	}
+	return config.Section("socket", unixsock.Config{Path: c.Socket})
 }
 
 func absolute(key, path string) error {

@@ -50,6 +50,7 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"layer_fetch_buffer":       func(c *Config) { c.Image.LayerFetchBuffer = 4096 },
 		"ip_preference":            func(c *Config) { c.Network.IPPreference = "ipx" },
 		"gc_interval":              func(c *Config) { c.Network.GCInterval = -1 },
+		"cadvisor":                 func(c *Config) { c.CAdvisor.Socket = "containerd.sock" },
 		"bin_dirs":                 func(c *Config) { c.Network.BinDirs = nil },
 		"session_grace":            func(c *Config) { c.Runtime.SessionGrace = 0 },
 		"rdt_config_file":          func(c *Config) { c.Runtime.RDTFile = "classes.yaml" },

@@ -68,6 +68,28 @@ func (v *Views) Sandbox(id string) (*recordv1.Sandbox, error) {
 	return rec, nil
 }
 
+// SandboxInMaking is Sandbox, but finds a sandbox also while it is being prepared.
+func (v *Views) SandboxInMaking(id string) (*recordv1.Sandbox, error) {
+	err := v.p.Table.Ready()
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.p.Table.Sandbox(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.Record(), nil
+}
+
+// RuntimeType is the type of a sandbox's shim; empty if there is no such sandbox.
+func (v *Views) RuntimeType(sandboxID string) string {
+	s, err := v.p.Table.Sandbox(sandboxID)
+	if err != nil {
+		return ""
+	}
+	return s.Handler.RuntimeType
+}
+
 // Container returns the record of a visible container. The caller must not change it.
 func (v *Views) Container(id string) (*recordv1.Container, error) {
 	err := v.p.Table.Ready()
