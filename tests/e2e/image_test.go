@@ -5,9 +5,14 @@ package e2e
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/tests/fixture"
 	"github.com/crisp-cri/crisp/tests/testenv"
@@ -98,4 +103,30 @@ func TestPullFromLoopbackWithoutConfiguration(t *testing.T) {
 	s := start(t, testenv.Setup{})
 	must(t, os.RemoveAll(s.Path("hosts", "_default")))
 	s.crictl("pull", s.Registry.Addr()+"/e2e-test-images/busybox:1.29-2")
+}
+
+// An image that a verifier refuses is not pulled, and the caller is told why in kubelet's form.
+func TestPullOfRefusedImage(t *testing.T) {
+	verifiers := t.TempDir()
+	const script = `#!/bin/sh
+case $2 in registry.k8s.io/*) exit 0 ;; esac
+echo "$2 is not signed"
+exit 1
+`
+	must(t, os.WriteFile(filepath.Join(verifiers, "by-name"), []byte(script), 0o755))
+	s := start(t, testenv.Setup{Configure: func(p testenv.Process, c testenv.Settings) {
+		if p == testenv.Sandboxd {
+			c.Set("image.verifier_dir", verifiers)
+		}
+	}})
+	s.pull(busybox)
+	refused := s.Registry.Addr() + "/e2e-test-images/busybox:1.29-2"
+	_, err := s.Images.PullImage(t.Context(), &criv1.PullImageRequest{Image: &criv1.ImageSpec{Image: refused}})
+	if status.Code(err) != codes.Unknown || !strings.HasPrefix(status.Convert(err).Message(), "SignatureValidationFailed: ") {
+		t.Fatalf("PullImage = %v", err)
+	}
+	contains(t, err.Error(), refused, "sha256:", "by-name", refused+" is not signed")
+	if out := s.crictl("images"); strings.Contains(out, s.Registry.Addr()) {
+		t.Errorf("images after the refusal: %s", out)
+	}
 }

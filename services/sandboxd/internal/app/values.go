@@ -63,6 +63,7 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 	return image.Config{
 		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
+		Verifiers:    image.Verifiers{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
 		Snapshotters: snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
 	}
 }

@@ -109,6 +109,9 @@ type Image struct {
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
 	LayerFetchBuffer       config.ByteSize `toml:"concurrent_layer_fetch_buffer" comment:"Size of the ranges in which a big layer is fetched, several at a time; each takes as much memory. 0: layers are fetched whole."`
 	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
+	VerifierDir            string          `toml:"verifier_dir" comment:"Folder of programs in the form of containerd's image verifiers, all of which must accept an image before its layers are pulled;\nif set and there is none, nothing is pulled. Empty: images are not verified."`
+	MaxVerifiers           int             `toml:"max_verifiers" comment:"Most programs that verifier_dir may have."`
+	VerifierTimeout        config.Duration `toml:"per_verifier_timeout" comment:"Limit of each verifier."`
 	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
 }
 
@@ -166,6 +169,8 @@ func Default() Config {
 			MaxConcurrentDownloads: 3,
 			LayerFetchBuffer:       8 * config.MiB,
 			PullProgressTimeout:    config.Duration(5 * time.Minute),
+			MaxVerifiers:           10,
+			VerifierTimeout:        config.Duration(10 * time.Second),
 			PinnedImages:           []string{},
 		},
 		Network: Network{
@@ -254,7 +259,8 @@ func (r Runtime) Validate() error {
 func (i Image) Validate() error {
 	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
 		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
-		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile))
+		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile), optionalPath("verifier_dir", i.VerifierDir),
+		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout))
 }
 
 func fetchBuffer(size config.ByteSize) error {

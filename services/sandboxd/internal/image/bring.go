@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
@@ -27,11 +28,12 @@ const labelRef = "containerd.io/gc.ref.content."
 // bringing is what one pull works with.
 type bringing struct {
 	session     *registry.Session
+	name        reference.Named
 	snapshotter string
 	steps       *progress
 }
 
-// bring fetches and unpacks the image below root, mends what is broken of it on the node,
+// bring has the image below root verified, fetches and unpacks the image below root, mends what is broken of it on the node,
 // and returns what it is. Everything is held by the lease of ctx.
 func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor) (*contents, ocispec.Descriptor, error) {
 	path, err := registry.Tree(ctx, root, platforms.Default(), s.document(b.session))
@@ -39,6 +41,9 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 		return nil, root, err
 	}
 	root = path[0].Desc
+	if err := s.verify(ctx, b.name, root); err != nil {
+		return nil, root, err
+	}
 	for i, doc := range path {
 		var next *ocispec.Descriptor
 		if i+1 < len(path) {

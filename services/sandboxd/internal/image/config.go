@@ -21,6 +21,8 @@ type Config struct {
 	RangeSize int
 	// ProgressTimeout ends a pull on which no byte moves; 0 means never.
 	ProgressTimeout time.Duration
+	// Verifiers are asked at each pull.
+	Verifiers Verifiers
 	// PinnedImages are patterns of full image names (with * for any characters) that
 	// kubelet is asked to keep.
 	PinnedImages []string

@@ -55,7 +55,9 @@ func (r request) work() string {
 //
 // Errors: ErrInvalidArgument, ErrNotFound, ErrUnauthenticated, ErrPermissionDenied,
 // ErrResourceExhausted (disk full), ErrDataLoss (content that does not fit its digest) and
-// ErrUnavailable, whose text begins with kubelet's reason RegistryUnavailable.
+// ErrUnavailable, whose text begins with kubelet's reason RegistryUnavailable. The text is
+// SignatureValidationFailed at its beginning if verifiers refuse the image or cannot be asked
+// (ErrPermissionDenied).
 func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.AuthConfig, _ *criv1.PodSandboxConfig) (string, error) {
 	if _, err := s.current(); err != nil {
 		return "", err
@@ -77,6 +79,9 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 			return id, nil
 		}
 		span.SetStatus(codes.Error, "pull failed")
+		if _, ok := errors.AsType[unverified](err); ok {
+			return "", fmt.Errorf("%w: pull image %q: %w", crierrors.ErrSignatureValidationFailed, name, err)
+		}
 		if errdefs.IsUnavailable(err) {
 			return "", fmt.Errorf("%w: pull image %q: %w", crierrors.ErrRegistryUnavailable, name, err)
 		}
@@ -107,7 +112,7 @@ func (s *Service) pull(ctx context.Context, req request) (id string, err error) 
 	}
 	defer func() { s.settle(base, held, err) }()
 
-	c, root, err := s.bring(ctx, bringing{session: session, snapshotter: req.snapshotter, steps: steps}, root)
+	c, root, err := s.bring(ctx, bringing{session: session, name: req.name, snapshotter: req.snapshotter, steps: steps}, root)
 	if err != nil {
 		return "", registry.Failed(ctx, err)
 	}

@@ -440,6 +440,55 @@ func TestPullFaults(t *testing.T) {
 	})
 }
 
+func TestPullAsksTheVerifiers(t *testing.T) {
+	img := someImage(t, "verified")
+	want, _ := img.Digest()
+	reg := imagetest.NewRegistry(t)
+	ref := reg.Push(t, "app:1", img)
+	dir := t.TempDir()
+	verify := func(c *Config, _ *storage.Config) {
+		c.Verifiers = Verifiers{Dir: dir, Max: 10, Timeout: time.Minute}
+	}
+	n := newNode(t, verify)
+	pushed := len(reg.Requests("/blobs/"))
+	refused := func(words ...string) {
+		t.Helper()
+		_, err := n.pull(ref)
+		if err == nil || !errors.Is(errdefs.Resolve(err), errdefs.ErrPermissionDenied) || !strings.HasPrefix(err.Error(), "SignatureValidationFailed: ") {
+			t.Fatalf("pull: %v", err)
+		}
+		for _, w := range append(words, ref, want.String()) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q is not in %v", w, err)
+			}
+		}
+		if got := len(reg.Requests("/blobs/")) - pushed; got != 0 {
+			t.Errorf("%d blobs were asked for", got)
+		}
+		if n.present(ref) {
+			t.Error("shown as present")
+		}
+		n.wantEmpty()
+	}
+	refused(dir)
+	addVerifier(t, dir, "cosign", `echo "$2 has no signature"; exit 1`)
+	refused("cosign", ref+" has no signature")
+
+	addVerifier(t, dir, "cosign", `[ "$4" = `+want.String()+` ]`)
+	n.mustPull(ref)
+	if got := n.read(ref, "etc/mark"); got != "verified" {
+		t.Errorf("etc/mark is %q", got)
+	}
+	// A verdict that changes is for pulls to come: what is there stays.
+	addVerifier(t, dir, "cosign", "exit 1")
+	if _, err := n.pull(ref); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("pull: %v", err)
+	}
+	if got := n.read(ref, "etc/mark"); got != "verified" {
+		t.Errorf("etc/mark is %q after a refusal", got)
+	}
+}
+
 func TestPullBadLayers(t *testing.T) {
 	whole := imagetest.Tar(t, imagetest.File{Name: "f", Body: strings.Repeat("data", 10_000)})
 	cut := imagetest.Compress(t, whole)

@@ -337,14 +337,18 @@ func TestImages(t *testing.T) {
 	if _, err := b.images.RemoveImage(t.Context(), &criv1.RemoveImageRequest{Image: &criv1.ImageSpec{Image: "x"}}); err != nil {
 		t.Errorf("RemoveImage: %v", err)
 	}
-	const reason = "RegistryUnavailable: try later"
-	b.sandboxd.Failures.Fail("PullImage", errors.Join(errdefs.ErrUnavailable.WithMessage(reason)))
-	_, err = b.images.PullImage(t.Context(), &criv1.PullImageRequest{Image: &criv1.ImageSpec{Image: "busybox"}})
-	if err == nil || !strings.HasPrefix(err.Error(), reason) {
-		t.Errorf("PullImage: %v, want an error that begins with the reason", err)
-	}
-	// Only without a code kubelet sees the reason.
-	if !errdefs.IsUnknown(err) {
-		t.Errorf("PullImage: %v has a code", err)
+	for _, failure := range []error{
+		errdefs.ErrUnavailable.WithMessage("RegistryUnavailable: try later"),
+		errdefs.ErrPermissionDenied.WithMessage("SignatureValidationFailed: not signed"),
+	} {
+		b.sandboxd.Failures.Fail("PullImage", failure)
+		_, err = b.images.PullImage(t.Context(), &criv1.PullImageRequest{Image: &criv1.ImageSpec{Image: "busybox"}})
+		if err == nil || !strings.HasPrefix(err.Error(), failure.Error()) {
+			t.Errorf("PullImage: %v, want an error that begins with %q", err, failure)
+		}
+		// Only without a code kubelet sees the reason.
+		if !errdefs.IsUnknown(err) {
+			t.Errorf("PullImage: %v has a code", err)
+		}
 	}
 }
