@@ -281,7 +281,7 @@ func TestSizesOfFailedCommandsAreForgotten(t *testing.T) {
 	})
 	var out bytes.Buffer
 	err := s.stream(transports()["SPDY"], id, remotecommand.StreamOptions{Stdout: &out, Tty: true, TerminalSizeQueue: &last{{Width: 80, Height: 24}}},
-		"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do [ \"$(stty size)\" = '24 80' ] && break; sleep 0.3; done; stty size")
+		"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do [ \"$(stty size 2>/dev/null)\" = '24 80' ] && break; sleep 0.3; done; stty size")
 	if err != nil || strings.TrimSpace(out.String()) != "24 80" {
 		t.Errorf("size of the terminal: %q, %v", out.String(), err)
 	}
