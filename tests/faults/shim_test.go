@@ -522,3 +522,48 @@ func isZombie(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(text), ") Z ")
 }
+
+// A process that the kernel does not let die is told, holds up nothing else, and is ended as soon
+// as it can be. Freezing a cgroup above the container's is how a test gets one.
+func TestProcessThatCannotDie(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/cgroup/freezer"); err != nil {
+		t.Skip("only a freezer of cgroup v1 keeps a process from dying")
+	}
+	s := start(t, testenv.Setup{})
+	config := s.podConfig("stuck")
+	config.Linux.CgroupParent = s.CgroupParent() + "/stuck"
+	pod := s.pod(config, "")
+	c := s.container(pod, config, script("main", "sleep 1000"))
+	victim := s.firstProcess(c)
+	state := filepath.Join("/sys/fs/cgroup/freezer", config.Linux.CgroupParent, "freezer.state")
+	must(t, os.WriteFile(state, []byte("FROZEN"), 0o600))
+	t.Cleanup(func() { _ = os.WriteFile(state, []byte("THAWED"), 0o600) })
+	began := time.Now()
+	err := s.stopContainer(c, 1)
+	told := err != nil && (strings.Contains(err.Error(), fmt.Sprintf("processes [%d] do not end", victim)) || strings.Contains(err.Error(), "survives SIGKILL"))
+	if took := time.Since(began); !told || took > 40*time.Second {
+		t.Errorf("stop: %v after %s", err, took)
+	}
+	if st := s.status(c); st.GetState() != criv1.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("state %s of a container whose process %d lives", st.GetState(), victim)
+	}
+	began = time.Now()
+	other := s.podConfig("other")
+	id := s.pod(other, "")
+	must(t, s.stopContainer(s.container(id, other, script("main", "sleep 1000")), 0))
+	must(t, errors.Join(s.stopPod(id), s.removePod(id)))
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("another pod took %s", took)
+	}
+	must(t, os.WriteFile(state, []byte("THAWED"), 0o600))
+	if st := s.waitExit(c, 30*time.Second); st.GetExitCode() != 137 {
+		t.Errorf("exit code %d, want 137", st.GetExitCode())
+	}
+	must(t, errors.Join(s.stopPod(pod), s.removePod(pod)))
+	// A pod's cgroup is kubelet's to remove.
+	groups, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", config.Linux.CgroupParent))
+	must(t, err)
+	for _, g := range groups {
+		must(t, os.Remove(g))
+	}
+}
