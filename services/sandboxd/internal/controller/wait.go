@@ -19,8 +19,6 @@ const (
 	// killedGrace is how long a shim may take to tell itself how a container ended that was
 	// killed without it.
 	killedGrace = time.Second
-	// codeKilled is the exit code of a process that SIGKILL ended.
-	codeKilled = 137
 )
 
 // Wait blocks until a process has ended. The death of its shim does not make it fail: the
@@ -71,7 +69,7 @@ func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, exe
 	case !ok:
 		return e, again, err
 	case execID != "":
-		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: killed.At}, false, nil
+		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: pod.ExitCodeKilled, At: killed.At}, false, nil
 	default:
 		return killed, false, nil
 	}
@@ -125,7 +123,7 @@ func exitOfDead(i *shim.Instance, containerID, execID string) (pod.Exit, error) 
 	case !ok:
 		return pod.Exit{}, errdefs.ErrNotFound
 	case execID != "":
-		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: codeKilled, At: i.Status().DiedAt}, nil
+		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: pod.ExitCodeKilled, At: i.Status().DiedAt}, nil
 	default:
 		return e, nil
 	}

@@ -36,6 +36,8 @@ const (
 const (
 	// ExitCodeStartError is the code of a container whose first process never ran.
 	ExitCodeStartError = 128
+	// ExitCodeKilled is the code of a process that SIGKILL ended.
+	ExitCodeKilled = 128 + 9
 	// ExitCodeUnknown is the code of a container whose end nobody saw.
 	ExitCodeUnknown = 255
 )

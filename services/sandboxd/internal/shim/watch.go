@@ -19,8 +19,6 @@ import (
 const (
 	reconnectFirst = 50 * time.Millisecond
 	reconnectMost  = 5 * time.Second
-	// codeKilled is the exit code of a process that SIGKILL ended.
-	codeKilled = 137
 )
 
 // watch looks after a shim in the background until it is dead or the manager is closed.
@@ -220,7 +218,7 @@ func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	switch {
 	case err == nil:
 	case struck:
-		e = pod.Exit{Pid: first, Code: codeKilled, At: time.Now()}
+		e = pod.Exit{Pid: first, Code: pod.ExitCodeKilled, At: time.Now()}
 	case first == 0 || isRunning(int(first)):
 		// Such as the processes in a virtual machine.
 		return fmt.Errorf("container %q: its first process is not in control group %q: %w", containerID, path, errdefs.ErrUnavailable)
