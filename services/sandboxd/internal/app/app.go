@@ -175,7 +175,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.network = network.New(ctx, networkConfig(cfg), tel.Log, tel.Tracer)
+	a.network = network.New(ctx, NetworkConfig(cfg), tel.Log, tel.Tracer)
 	a.setSpecRules(ctx, cfg)
 	a.handlers.Store(new(handlers(cfg)))
 	init, err := initBinary(cfg)

@@ -44,7 +44,8 @@ func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
 	}
 }
 
-func networkConfig(cfg config.Config) network.Config {
+// NetworkConfig is what package network makes of the configuration.
+func NetworkConfig(cfg config.Config) network.Config {
 	return network.Config{
 		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
 		Template: cfg.Network.ConfTemplate, StateDir: filepath.Join(cfg.Root, "network"),

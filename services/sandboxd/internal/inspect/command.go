@@ -17,6 +17,7 @@ import (
 	kit "github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -45,15 +46,21 @@ func ExitCode(err error) int {
 	}
 }
 
-// Commands are the subcommands of this package: check-state and ps.
-func Commands() []cli.Command {
+// Commands are the subcommands of this package: check-state and ps. cni is how the process
+// itself understands the configuration of networks.
+func Commands(cni func(config.Config) network.Config) []cli.Command {
 	return []cli.Command{
-		{Name: "check-state", Summary: "compare records and machine; exit status 1 if something is wrong", Run: checkState},
+		{
+			Name: "check-state", Summary: "compare records and machine; exit status 1 if something is wrong",
+			Run: func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+				return checkState(ctx, args, stdout, stderr, cni)
+			},
+		},
 		{Name: "ps", Summary: "list pods, containers and shims", Run: ps},
 	}
 }
 
-func checkState(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func checkState(ctx context.Context, args []string, stdout, stderr io.Writer, cni func(config.Config) network.Config) error {
 	wait, networks := defaultWait, false
 	cfg, asJSON, err := parse("check-state", args, stderr, func(f *flag.FlagSet) {
 		f.DurationVar(&wait, "wait", wait, "report only what stays wrong for `DURATION`, since a running sandboxd changes things")
@@ -68,7 +75,7 @@ func checkState(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	found, err := Check(ctx, cfg, wait)
 	if err == nil && networks {
 		var more []rules.Finding
-		more, err = CheckNetworks(ctx, cfg)
+		more, err = CheckNetworks(ctx, cfg.Root, cni(cfg))
 		found = append(found, more...)
 	}
 	if err != nil {

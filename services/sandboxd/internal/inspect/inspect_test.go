@@ -203,7 +203,7 @@ func TestCheckStateReportsWhatLasts(t *testing.T) {
 	records(t, cfg, nil, nil) // with one bad event
 	file := configFile(t, cfg)
 	var out bytes.Buffer
-	err := checkState(t.Context(), []string{"--config", file, "--wait", "300ms", "--json"}, &out, &out)
+	err := checkState(t.Context(), []string{"--config", file, "--wait", "300ms", "--json"}, &out, &out, nil)
 	if ExitCode(err) != 1 {
 		t.Errorf("exit code %d for %v, want 1", ExitCode(err), err)
 	}
@@ -224,7 +224,7 @@ func TestCheckStateWithoutRecordsIsAnError(t *testing.T) {
 	file := configFile(t, tree(t, nil))
 	for name, args := range map[string][]string{"no records": {"--config", file}, "bad flag": {"--nonsense"}} {
 		var out bytes.Buffer
-		err := checkState(t.Context(), args, &out, &out)
+		err := checkState(t.Context(), args, &out, &out, nil)
 		if ExitCode(err) != 2 {
 			t.Errorf("%s: exit code %d for %v, want 2", name, ExitCode(err), err)
 		}

@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
@@ -19,16 +17,13 @@ import (
 )
 
 // CheckNetworks asks the CNI plugins of all pods that are ready whether what they made is still
-// there.
-func CheckNetworks(ctx context.Context, cfg config.Config) ([]rules.Finding, error) {
-	attached, err := attachedPods(ctx, cfg)
+// there. root is the folder of the durable state, cni says where the plugins are.
+func CheckNetworks(ctx context.Context, root string, cni network.Config) ([]rules.Finding, error) {
+	attached, err := attachedPods(ctx, root)
 	if err != nil {
 		return nil, err
 	}
-	plugins := network.New(ctx, network.Config{
-		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
-		StateDir: filepath.Join(cfg.Root, "network"), Timeout: cfg.Network.Timeout.Std(),
-	}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
+	plugins := network.New(ctx, cni, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
 	var found []rules.Finding
 	for _, s := range attached {
 		err := plugins.Check(ctx, pod.NetworkRequest{
@@ -42,14 +37,14 @@ func CheckNetworks(ctx context.Context, cfg config.Config) ([]rules.Finding, err
 		return nil, nil
 	}
 	// A pod that was stopped meanwhile is none of them.
-	attached, err = attachedPods(ctx, cfg)
+	attached, err = attachedPods(ctx, root)
 	return slices.DeleteFunc(found, func(f rules.Finding) bool {
 		return !slices.ContainsFunc(attached, func(s *recordv1.Sandbox) bool { return s.GetId() == f.ID })
 	}), err
 }
 
-func attachedPods(ctx context.Context, cfg config.Config) ([]*recordv1.Sandbox, error) {
-	rec, err := ReadRecords(ctx, cfg.Root)
+func attachedPods(ctx context.Context, root string) ([]*recordv1.Sandbox, error) {
+	rec, err := ReadRecords(ctx, root)
 	if err != nil {
 		return nil, err
 	}
