@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/ocistate"
 )
 
@@ -22,7 +22,7 @@ func (t *Tasks) Clear(ctx context.Context, handler pod.Handler, id, cgroupsPath 
 	if err := clearCgroup(ctx, id, cgroupsPath); err != nil {
 		return fmt.Errorf("clear cgroup: %w", err)
 	}
-	if !shim.TakesRuncOptions(handler.RuntimeType) {
+	if !command.TakesRuncOptions(handler.RuntimeType) {
 		return nil // what such a shim drives is not known
 	}
 	return ocistate.Remove(ctx, handler, id)

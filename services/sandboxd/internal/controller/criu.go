@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 )
 
 // criuTime bounds the look at CRIU.
@@ -21,7 +21,7 @@ const criuTime = 30 * time.Second
 // this node. The shims that drive an OCI runtime need CRIU; what others need they say
 // themselves when they are asked. Errors: ErrFailedPrecondition.
 func (t *Tasks) CheckpointReady(ctx context.Context, handler pod.Handler) error {
-	if !shim.TakesRuncOptions(handler.RuntimeType) {
+	if !command.TakesRuncOptions(handler.RuntimeType) {
 		return nil
 	}
 	path, err := exec.LookPath("criu")

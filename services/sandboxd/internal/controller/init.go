@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 )
 
 const (
@@ -55,7 +56,7 @@ func (t *Tasks) startInit(ctx context.Context, i *shim.Instance) (uint32, error)
 	if err := json.Unmarshal(data, &init); err != nil {
 		return 0, fmt.Errorf("%s: %w: %w", initFile, err, errdefs.ErrDataLoss)
 	}
-	options, err := shim.Options(init.Handler)
+	options, err := command.Options(init.Handler)
 	if err != nil {
 		return 0, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 )
 
 // Types of JSON documents in messages of the shim API.
@@ -49,7 +50,7 @@ func (t *Tasks) Create(ctx context.Context, spec port.TaskSpec) (uint32, error) 
 	if err != nil {
 		return 0, err
 	}
-	options, err := shim.Options(spec.Handler)
+	options, err := command.Options(spec.Handler)
 	if err != nil {
 		return 0, err
 	}
@@ -307,7 +308,7 @@ func (t *Tasks) Checkpoint(ctx context.Context, sandboxID, containerID string, s
 // checkpointOptions encodes the options of a checkpoint for a type of shim. The shim protocol
 // has no form of them that all shims know.
 func checkpointOptions(runtimeType string, spec port.CheckpointSpec) (*anypb.Any, error) {
-	if shim.TakesRuncOptions(runtimeType) {
+	if command.TakesRuncOptions(runtimeType) {
 		return typeurl.MarshalAnyToProto(&runcoptions.CheckpointOptions{
 			Exit: spec.Exit, OpenTcp: spec.OpenTCP, ExternalUnixSockets: spec.ExternalUnixSockets,
 			Terminal: spec.Terminal, FileLocks: spec.FileLocks, ImagePath: spec.ImagePath, WorkPath: spec.WorkPath,

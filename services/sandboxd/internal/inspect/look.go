@@ -39,7 +39,7 @@ func Look(ctx context.Context, cfg config.Config, groupParents []string) (rules.
 	m.Boot = strings.TrimSpace(string(boot))
 	m.Running = inUse(filepath.Join(cfg.Root, "records.db"))
 	err = errors.Join(
-		m.lookAtBundles(), m.lookAtMounts(), m.lookAtFolders(), m.lookAtProcesses("/proc"),
+		m.lookAtBundles(), m.lookAtMounts(), m.lookAtFolders(), m.lookAtProcesses(),
 		m.lookAtGroups(groupParents), m.lookAtLayers(ctx), m.lookAtAddresses(cfg.Network.ConfDir),
 		m.lookAtRuntimes(cfg.Runtime.Handlers),
 	)

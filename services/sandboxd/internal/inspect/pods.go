@@ -59,7 +59,7 @@ func Pods(ctx context.Context, cfg config.Config) ([]Pod, error) {
 		return nil, err
 	}
 	m := machine{Root: cfg.Root, State: cfg.State}
-	err = m.lookAtProcesses("/proc")
+	err = m.lookAtProcesses()
 	if err != nil {
 		return nil, err
 	}

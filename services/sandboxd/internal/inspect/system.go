@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 var (
@@ -31,13 +31,13 @@ var (
 // lookAtProcesses lists all processes and finds the shims among them: those in this mount
 // namespace that work in a bundle, also in one that was removed. Processes of containers
 // have mount namespaces of their own and cannot pretend.
-func (m *machine) lookAtProcesses(proc string) error {
+func (m *machine) lookAtProcesses() error {
 	m.Pids, m.Shims = map[int]bool{}, map[string][]int{}
-	own, err := os.Readlink(filepath.Join(proc, "self", "ns", "mnt"))
+	own, err := os.Readlink(filepath.Join("/proc", "self", "ns", "mnt"))
 	if err != nil {
 		return err
 	}
-	all, err := os.ReadDir(proc)
+	all, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
@@ -48,31 +48,19 @@ func (m *machine) lookAtProcesses(proc string) error {
 			continue
 		}
 		m.Pids[pid] = true
-		cwd, err := os.Readlink(filepath.Join(proc, e.Name(), "cwd"))
+		cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
 		if err != nil || !strings.HasPrefix(cwd, bundles) {
 			continue
 		}
-		namespace, err := os.Readlink(filepath.Join(proc, e.Name(), "ns", "mnt"))
+		namespace, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns", "mnt"))
 		// What works in a container's bundle is the OCI runtime, for a moment.
 		id := strings.TrimSuffix(strings.TrimPrefix(cwd, bundles), " (deleted)")
-		if err == nil && namespace == own && !strings.Contains(id, "/") && !hasTerminal(proc, pid) {
+		if err == nil && namespace == own && !strings.Contains(id, "/") && !procs.HasTerminal(pid) {
 			id = strings.TrimPrefix(id, ".old-")
 			m.Shims[id] = append(m.Shims[id], pid)
 		}
 	}
 	return nil
-}
-
-// hasTerminal says whether a process has a controlling terminal, as the shell of somebody
-// who looks into a bundle has and a shim has not.
-func hasTerminal(proc string, pid int) bool {
-	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return false
-	}
-	// The name, in parentheses, may hold anything; the terminal is the fifth field after it.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	return len(fields) > 4 && fields[4] != "0"
 }
 
 // groupParents are the cgroups below which containers have theirs: kubelet's, the default

@@ -16,6 +16,8 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
@@ -215,9 +217,9 @@ func TestReloadStates(t *testing.T) {
 	}
 	neverStarted := create()
 	cut := create()
-	write(cut, bootstrapFile, `{"version":3,"addr`)
+	write(cut, "bootstrap.json", `{"version":3,"addr`)
 	stale := create()
-	write(stale, bootstrapFile, `{"version":3,"address":"unix://`+filepath.Join(dir, "s", "stale")+`","protocol":"ttrpc"}`)
+	write(stale, "bootstrap.json", `{"version":3,"address":"unix://`+filepath.Join(dir, "s", "stale")+`","protocol":"ttrpc"}`)
 	otherBoot := create()
 	write(otherBoot, "sandbox.json", `{"boot_id":"another"}`)
 	noMeta := create()
@@ -279,7 +281,7 @@ func TestReloadWithoutDescription(t *testing.T) {
 			t.Fatal(err)
 		}
 		if then == "dead" {
-			if err := killIn(t.Context(), i.Bundle().Dir()); err != nil {
+			if err := procs.KillIn(t.Context(), i.Bundle().Dir()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -337,15 +339,12 @@ func TestReloadMuteShim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := m.start(t.Context(), muteHandler.ShimPath, i.ID(), i.Bundle().Dir(), nil)
+	own := command.Shim{Path: muteHandler.ShimPath, ID: i.ID(), Dir: i.Bundle().Dir()}
+	e, err := m.commands.Start(t.Context(), own, nil, m.cfg.Timeouts.Start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := parseAnswer(answer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := writeBootstrap(i.Bundle().Dir(), e); err != nil {
+	if err := command.SaveEndpoint(i.Bundle().Dir(), e); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.Close(); err != nil {

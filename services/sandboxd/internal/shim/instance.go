@@ -16,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/link"
 )
 
@@ -281,18 +282,15 @@ func (i *Instance) launch(ctx context.Context) error {
 	if err := i.openLog(); err != nil {
 		return err
 	}
-	answer, err := i.m.start(ctx, i.meta.ShimPath, i.ID(), i.bundle.Dir(), i.options)
+	shim := command.Shim{Path: i.meta.ShimPath, ID: i.ID(), Dir: i.bundle.Dir()}
+	e, err := i.m.commands.Start(ctx, shim, i.options, i.m.cfg.Timeouts.Start)
 	if err != nil {
 		return err
-	}
-	e, err := parseAnswer(answer)
-	if err != nil {
-		return fmt.Errorf("shim %q: start: %w", i.meta.ShimPath, err)
 	}
 	i.mu.Lock()
 	i.endpoint = e
 	i.mu.Unlock()
-	if err := writeBootstrap(i.bundle.Dir(), e); err != nil {
+	if err := command.SaveEndpoint(i.bundle.Dir(), e); err != nil {
 		return fmt.Errorf("shim %q: %w", i.meta.ShimPath, err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, i.m.cfg.Timeouts.Connect,
@@ -307,10 +305,13 @@ func (i *Instance) launch(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(processPoll):
+		case <-time.After(listenPoll):
 		}
 	}
 }
+
+// listenPoll is the pause between two tries to connect to a shim that is not listening yet.
+const listenPoll = 10 * time.Millisecond
 
 // errNoListener says that nobody listens at a shim's address.
 var errNoListener = errors.New("nobody listens")

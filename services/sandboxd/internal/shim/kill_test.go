@@ -2,9 +2,7 @@ package shim
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -17,26 +15,6 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
-
-// process starts a program that waits, in a folder, and collects it when it ends.
-func process(t *testing.T, dir string, args ...string) (pid int, ended <-chan struct{}) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
-	cmd.Dir = dir
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-done
-	})
-	return cmd.Process.Pid, done
-}
 
 // control makes the control group of a container of shimtest.Spec.
 func control(t *testing.T, id string) (enter func(pid int)) {
@@ -93,8 +71,8 @@ func TestKillAllTellsTheEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			enter := control(t, id)
-			first, ended := process(t, "/", "sleep", "1000")
-			stray, strayEnded := process(t, "/", "sleep", "1000")
+			first, ended := shimtest.StartIn(t, "/", "sleep", "1000")
+			stray, strayEnded := shimtest.StartIn(t, "/", "sleep", "1000")
 			enter(stray)
 			switch {
 			case tc.inside:
@@ -145,74 +123,4 @@ func killPID(pid int) error {
 		return err
 	}
 	return p.Kill()
-}
-
-// The program that works in a folder is found by its oldest process, and only if its file is
-// there.
-func TestProgramIn(t *testing.T) {
-	dir := t.TempDir()
-	if got := programIn(dir); got != "" {
-		t.Errorf("nobody works there, got %q", got)
-	}
-	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if sleep, err = filepath.EvalSymlinks(sleep); err != nil {
-		t.Fatal(err)
-	}
-	copied := filepath.Join(t.TempDir(), "parent")
-	data, err := os.ReadFile(sleep)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(copied, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-
-	// A shell that works there runs a program that does, too: the shell it is.
-	shell, err := filepath.EvalSymlinks("/bin/sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	process(t, dir, "/bin/sh", "-c", "sleep 1000; true")
-	testkit.Eventually(t, 5*time.Second, func() error {
-		if pids := processesIn(dir); len(pids) != 2 {
-			return fmt.Errorf("processes %v, want the shell and its child", pids)
-		}
-		return nil
-	})
-	if got := programIn(dir); got != shell {
-		t.Errorf("program %q, want %q", got, shell)
-	}
-	for _, pid := range processesIn(dir) {
-		killIfIn(pid, dir)
-	}
-	testkit.Eventually(t, 5*time.Second, func() error {
-		if pids := processesIn(dir); len(pids) > 0 {
-			return fmt.Errorf("processes %v are left", pids)
-		}
-		return nil
-	})
-
-	process(t, dir, copied, "1000")
-	testkit.Eventually(t, 5*time.Second, func() error {
-		if got := programIn(dir); got != copied {
-			return fmt.Errorf("program %q, want %q", got, copied)
-		}
-		return nil
-	})
-	if err := os.Remove(copied); err != nil {
-		t.Fatal(err)
-	}
-	if got := programIn(dir); got != "" {
-		t.Errorf("a program whose file is gone: %q", got)
-	}
-	// Another file of that name is not what runs.
-	if err := os.WriteFile(copied, []byte("other"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if got := programIn(dir); got != "" {
-		t.Errorf("another file of the program's name: %q", got)
-	}
 }

@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -30,15 +29,15 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/link"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cleanup"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/sockets"
 )
 
 const (
 	// maxSocketDir leaves room for the 64 characters and the slash that a shim appends.
 	maxSocketDir = 106 - 65
-	// cleaners is how many dead containers are cleaned up at the same time.
-	cleaners   = 8
-	bootIDFile = "/proc/sys/kernel/random/boot_id"
+	bootIDFile   = "/proc/sys/kernel/random/boot_id"
 )
 
 // Timeouts are the limits of single steps. A zero means the default.
@@ -85,24 +84,22 @@ type Config struct {
 
 // Manager holds the shims of all pods. It is safe for concurrent use.
 type Manager struct {
-	cfg    Config
-	log    *slog.Logger
-	binary string
-	bootID string
-	env    []string
-	tracer trace.Tracer
+	cfg      Config
+	log      *slog.Logger
+	bootID   string
+	commands *command.Runner
+	cleaner  *cleanup.Cleaner
+	sockets  *sockets.Sweeper
+	tracer   trace.Tracer
 
 	base   context.Context //nolint:containedctx // the life of the watchers, which outlive each call
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	slots  chan struct{} // running clean-ups
 
 	// mu guards what follows.
 	mu     sync.Mutex
 	shims  map[string]*Instance
 	closed bool
-	// sweepDue says that a sweep of the sockets is to come.
-	sweepDue bool
 }
 
 // New returns a manager and makes its folders. The values of ctx, not its end, are those of
@@ -127,7 +124,10 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*Manager, error) {
 			return nil, fmt.Errorf("shim manager: %w", err)
 		}
 	}
-	self, err := os.Executable()
+	commands, err := command.New(command.Config{
+		SocketDir: cfg.SocketDir, EventsSocket: cfg.EventsSocket, Address: cfg.Address, Version: cfg.Version,
+		Env: cfg.Env, Debug: cfg.Debug,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("shim manager: %w", err)
 	}
@@ -136,15 +136,15 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*Manager, error) {
 		return nil, fmt.Errorf("shim manager: %w", err)
 	}
 	m := &Manager{
-		cfg:    cfg,
-		log:    log,
-		binary: self,
-		bootID: strings.TrimSpace(string(boot)),
-		env:    environment(cfg),
-		tracer: cfg.Tracer,
-		slots:  make(chan struct{}, cleaners),
-		shims:  map[string]*Instance{},
+		cfg:      cfg,
+		log:      log,
+		bootID:   strings.TrimSpace(string(boot)),
+		commands: commands,
+		tracer:   cfg.Tracer,
+		shims:    map[string]*Instance{},
 	}
+	m.cleaner = cleanup.New(commands, cfg.Timeouts.Cleanup, m.bootID)
+	m.sockets = sockets.New(cfg.SocketDir, m.socketsInUse)
 	if m.tracer == nil {
 		m.tracer = noop.NewTracerProvider().Tracer("")
 	}
@@ -167,24 +167,6 @@ func (t Timeouts) withDefaults() Timeouts {
 	return t
 }
 
-// environment is what a shim's start command sees.
-func environment(cfg Config) []string {
-	var env []string
-	for _, kv := range os.Environ() {
-		if strings.HasPrefix(kv, "PATH=") || strings.HasPrefix(kv, "OTEL_") {
-			env = append(env, kv)
-		}
-	}
-	env = append(env,
-		"GOMAXPROCS=2",
-		"MAX_SHIM_VERSION=2",
-		"TTRPC_ADDRESS="+cfg.EventsSocket,
-		"GRPC_ADDRESS="+cfg.Address,
-		"NAMESPACE="+pod.Namespace,
-	)
-	return append(env, cfg.Env...)
-}
-
 // Spec describes a shim that is to be started.
 type Spec struct {
 	// SandboxID is the id of the pod's sandbox.
@@ -198,11 +180,11 @@ type Spec struct {
 // Create makes the bundle of a sandbox. It fails with ErrAlreadyExists if the sandbox is
 // known, and with ErrFailedPrecondition if the handler's shim cannot be found.
 func (m *Manager) Create(_ context.Context, spec Spec) (*Instance, error) {
-	binary, err := Binary(spec.Handler)
+	binary, err := command.Binary(spec.Handler)
 	if err != nil {
 		return nil, err
 	}
-	options, err := Options(spec.Handler)
+	options, err := command.Options(spec.Handler)
 	if err != nil {
 		return nil, err
 	}
@@ -273,24 +255,29 @@ func (m *Manager) Close() error {
 	return errors.Join(errs...)
 }
 
-// removeSocket removes the socket that a dead shim left, if it lies where shims put theirs.
-func (m *Manager) removeSocket(e link.Endpoint, dir string) {
-	path := e.SocketPath()
-	parent := filepath.Dir(path)
-	if path == "" || (parent != filepath.Clean(m.cfg.SocketDir) && parent != dir) {
-		return
-	}
-	if st, err := os.Lstat(path); err == nil && st.Mode().Type() == os.ModeSocket {
-		_ = os.Remove(path)
-	}
+// Features asks a handler's shim what its OCI runtime can do; no shim stays. It fails with
+// ErrFailedPrecondition if the shim or its runtime is not there.
+func (m *Manager) Features(ctx context.Context, h pod.Handler) (command.Features, error) {
+	return m.commands.Features(ctx, h, m.cfg.Timeouts.Start)
 }
 
-// slot waits for the right to run one clean-up.
-func (m *Manager) slot(ctx context.Context) (release func(), err error) {
-	select {
-	case m.slots <- struct{}{}:
-		return func() { <-m.slots }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// socketsInUse are the sockets of the shims that are not dead.
+func (m *Manager) socketsInUse() map[string]bool {
+	used := map[string]bool{}
+	for _, i := range m.All() {
+		i.mu.Lock()
+		used[i.endpoint.SocketPath()] = i.state != stateDead
+		i.mu.Unlock()
+	}
+	return used
+}
+
+// sweepSoon removes the socket that a start may have left which was killed before it told
+// its address.
+func (m *Manager) sweepSoon() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.wg.Go(func() { m.sockets.Soon(m.base) })
 	}
 }

@@ -5,24 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
-	"path/filepath"
-	"slices"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
-)
-
-const (
-	// sweepPause is the time between the two looks at a socket that nobody seems to use.
-	sweepPause = 2 * time.Second
-	// sweepDelay lets one sweep do for several starts that fail together.
-	sweepDelay = 500 * time.Millisecond
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 // Loaded is what Reload found of one sandbox.
@@ -60,8 +51,9 @@ func (m *Manager) Reload(ctx context.Context, known Known) ([]Loaded, error) {
 		wg.Go(func() { loaded[n] = m.load(ctx, id, known) })
 	}
 	wg.Wait()
-	m.sweepSockets(ctx)
-	m.wg.Go(m.sweepLater)
+	m.sockets.Sweep(ctx)
+	// A start that outlived the last sandboxd ends by itself, but may leave its socket after that.
+	m.wg.Go(func() { m.sockets.After(m.base, m.cfg.Timeouts.Start) })
 	return loaded, nil
 }
 
@@ -83,7 +75,7 @@ func (m *Manager) load(ctx context.Context, id string, known Known) Loaded {
 	m.shims[id] = i
 	m.mu.Unlock()
 
-	e, bootErr := readBootstrap(b.Dir())
+	e, bootErr := command.LoadEndpoint(b.Dir())
 	i.mu.Lock()
 	i.endpoint = e
 	i.mu.Unlock()
@@ -106,7 +98,7 @@ func (m *Manager) load(ctx context.Context, id string, known Known) Loaded {
 	out.Err = err
 	kctx, cancel := context.WithTimeout(ctx, m.cfg.Timeouts.Cleanup)
 	defer cancel()
-	if err := killIn(kctx, b.Dir()); err != nil {
+	if err := procs.KillIn(kctx, b.Dir()); err != nil {
 		out.Err = errors.Join(out.Err, err)
 	}
 	i.bury(ctx)
@@ -117,7 +109,7 @@ func (m *Manager) load(ctx context.Context, id string, known Known) Loaded {
 // was given if that is not all of it; the metadata are then just enough to clean up by.
 func (m *Manager) restoreMeta(ctx context.Context, b bundle.Pod, known Known, lost error) (bundle.Meta, error) {
 	// Who works in the bundle is the shim.
-	program := programIn(b.Dir())
+	program := procs.ProgramIn(b.Dir())
 	meta := bundle.Meta{ShimPath: program}
 	if program != "" {
 		meta.BootID = m.bootID
@@ -129,7 +121,7 @@ func (m *Manager) restoreMeta(ctx context.Context, b bundle.Pod, known Known, lo
 	if !ok {
 		return meta, lost
 	}
-	path, err := Binary(h)
+	path, err := command.Binary(h)
 	if err != nil {
 		return meta, errors.Join(lost, err)
 	}
@@ -159,106 +151,10 @@ func (i *Instance) resume(ctx context.Context) error {
 		i.log.WarnContext(ctx, "shim log", slog.String("error", err.Error()))
 	}
 	err := i.tryConnect(ctx)
-	if err == nil || errors.Is(err, errNoListener) || len(processesIn(i.bundle.Dir())) == 0 {
+	if err == nil || errors.Is(err, errNoListener) || len(procs.In(i.bundle.Dir())) == 0 {
 		return err
 	}
 	i.log.WarnContext(ctx, "shim does not answer", slog.String("error", err.Error()))
 	i.set(stateLost)
 	return nil
-}
-
-// sweepLater removes the sockets that starts left which outlived the last sandboxd: such a
-// start ends by itself, but after the sweep at the begin.
-func (m *Manager) sweepLater() { m.sweepAfter(m.cfg.Timeouts.Start, func() {}) }
-
-// sweepSoon removes the socket that a start may have left which was killed before it told
-// its address.
-func (m *Manager) sweepSoon() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed || m.sweepDue {
-		return // the look that is still to come sees this one too
-	}
-	m.sweepDue = true
-	m.wg.Go(func() {
-		m.sweepAfter(sweepDelay, func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.sweepDue = false
-		})
-	})
-}
-
-// sweepAfter removes sockets that nobody uses, after a while, and calls begin just before it
-// looks for them. A socket must be found unused twice, since one that is just being made
-// looks the same.
-func (m *Manager) sweepAfter(wait time.Duration, begin func()) {
-	if !m.pause(wait) {
-		return
-	}
-	begin()
-	suspects := m.unusedSockets(m.base)
-	if len(suspects) == 0 || !m.pause(sweepPause) {
-		return
-	}
-	for _, path := range m.unusedSockets(m.base) {
-		if slices.Contains(suspects, path) {
-			_ = os.Remove(path)
-		}
-	}
-}
-
-// pause waits, and says whether the manager is still open then.
-func (m *Manager) pause(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-m.base.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// sweepSockets removes sockets that no shim listens on any more.
-func (m *Manager) sweepSockets(ctx context.Context) {
-	for _, path := range m.unusedSockets(ctx) {
-		_ = os.Remove(path)
-	}
-}
-
-// unusedSockets lists the sockets that belong to no shim and that nobody listens on.
-func (m *Manager) unusedSockets(ctx context.Context) []string {
-	if m.cfg.SocketDir == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(m.cfg.SocketDir)
-	if err != nil {
-		return nil
-	}
-	used := map[string]bool{}
-	for _, i := range m.All() {
-		i.mu.Lock()
-		used[i.endpoint.SocketPath()] = i.state != stateDead
-		i.mu.Unlock()
-	}
-	var out []string
-	for _, e := range entries {
-		path := filepath.Join(m.cfg.SocketDir, e.Name())
-		if e.Type() == os.ModeSocket && !used[path] && unused(ctx, path) {
-			out = append(out, path)
-		}
-	}
-	return out
-}
-
-// unused says whether nobody accepts connections on a socket.
-func unused(ctx context.Context, path string) bool {
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		return errors.Is(err, os.ErrNotExist) || isRefused(err)
-	}
-	_ = c.Close()
-	return false
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 // Shutdown ends the shim of a sandbox and removes everything that it and this package hold
@@ -92,7 +93,7 @@ func (i *Instance) end(ctx context.Context) {
 		i.log.WarnContext(ctx, "shim did not end in time")
 		return
 	}
-	_ = waitGone(ctx, i.bundle.Dir())
+	_ = procs.WaitGone(ctx, i.bundle.Dir())
 }
 
 // discard makes sure that nothing of a sandbox is left, and forgets it.
@@ -101,7 +102,7 @@ func (i *Instance) discard(ctx context.Context) error {
 		fmt.Errorf("clean-up of sandbox %q took longer than %s: %w", i.ID(), i.limit(), errdefs.ErrUnavailable))
 	defer cancel()
 
-	err := errors.Join(i.release(), killIn(ctx, i.bundle.Dir()))
+	err := errors.Join(i.release(), procs.KillIn(ctx, i.bundle.Dir()))
 	ids, listErr := i.bundle.Containers()
 	if listErr != nil && !errors.Is(listErr, os.ErrNotExist) {
 		err = errors.Join(err, listErr)
@@ -114,7 +115,7 @@ func (i *Instance) discard(ctx context.Context) error {
 	i.mu.Lock()
 	e := i.endpoint
 	i.mu.Unlock()
-	i.m.removeSocket(e, i.bundle.Dir())
+	i.m.sockets.Remove(e.SocketPath(), i.bundle.Dir())
 	if err = errors.Join(err, i.bundle.Remove()); err != nil {
 		i.set(stateDead)
 		return fmt.Errorf("sandbox %q: %w", i.ID(), err)

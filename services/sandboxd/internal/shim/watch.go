@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 const (
@@ -72,7 +73,7 @@ func (i *Instance) reconnect(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil || i.isClosing() {
 			return err
 		}
-		if len(processesIn(i.bundle.Dir())) == 0 {
+		if len(procs.In(i.bundle.Dir())) == 0 {
 			return err
 		}
 		switch {
@@ -83,7 +84,7 @@ func (i *Instance) reconnect(ctx context.Context) error {
 		case time.Since(deaf) > i.m.cfg.Timeouts.Load:
 			kctx, cancel := context.WithTimeout(ctx, i.m.cfg.Timeouts.Cleanup)
 			defer cancel()
-			return errors.Join(err, killIn(kctx, i.bundle.Dir()))
+			return errors.Join(err, procs.KillIn(kctx, i.bundle.Dir()))
 		}
 		select {
 		case <-ctx.Done():
@@ -121,75 +122,14 @@ func (i *Instance) bury(ctx context.Context) {
 	i.mu.Lock()
 	e := i.endpoint
 	i.mu.Unlock()
-	i.m.removeSocket(e, i.bundle.Dir())
+	i.m.sockets.Remove(e.SocketPath(), i.bundle.Dir())
 	i.set(stateDead)
 }
 
 // clean ends and removes what a dead shim left of a container, except for its bundle, and
-// returns the container's exit: the one that the shim saved, else the one that the shim's
-// delete command reports, else an unknown one.
+// returns the container's exit.
 func (i *Instance) clean(ctx context.Context, id string) pod.Exit {
-	log := i.log.With(slog.String("container_id", id))
-	dir := i.bundle.ContainerDir(id)
-	saved, savedErr := bundle.ReadExit(dir)
-	if savedErr != nil && !errdefs.IsNotFound(savedErr) {
-		log.WarnContext(ctx, "saved exit not readable", slog.String("error", savedErr.Error()))
-	}
-	reported, err := i.runDelete(ctx, id, dir)
-	if err != nil {
-		log.WarnContext(ctx, "delete command of dead shim", slog.String("error", err.Error()))
-	}
-	if err := i.killLeft(ctx, id, dir); err != nil {
-		log.ErrorContext(ctx, "processes of dead shim's container", slog.String("error", err.Error()))
-	}
-	if err := bundle.Unmount(dir); err != nil {
-		log.ErrorContext(ctx, "root file system of dead shim's container", slog.String("error", err.Error()))
-	}
-	if savedErr == nil {
-		return saved
-	}
-	if err != nil {
-		reported = pod.Exit{Pid: bundle.ReadPid(dir, ""), Code: pod.ExitCodeUnknown, Unknown: true}
-	}
-	if reported.At.IsZero() {
-		reported.At = time.Now()
-	}
-	if err := bundle.WriteExit(dir, reported); err != nil {
-		log.WarnContext(ctx, "exit not saved", slog.String("error", err.Error()))
-	}
-	return reported
-}
-
-// runDelete runs the shim's delete command for a container. After a reboot there is nothing
-// that it could find.
-func (i *Instance) runDelete(ctx context.Context, id, dir string) (pod.Exit, error) {
-	if i.meta.BootID != i.m.bootID {
-		return pod.Exit{}, fmt.Errorf("the machine was restarted: %w", errdefs.ErrNotFound)
-	}
-	free, err := i.m.slot(ctx)
-	if err != nil {
-		return pod.Exit{}, err
-	}
-	defer free()
-	return i.m.delete(ctx, i.meta.ShimPath, id, dir)
-}
-
-// killLeft kills what still runs in the control group of a container and removes the group.
-func (i *Instance) killLeft(ctx context.Context, id, dir string) error {
-	path, err := bundle.CgroupsPath(dir)
-	if err != nil {
-		return err
-	}
-	g, err := cgroup.Find(id, path)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, i.m.cfg.Timeouts.Cleanup)
-	defer cancel()
-	if err := g.Kill(ctx); err != nil {
-		return err
-	}
-	return g.Remove()
+	return i.m.cleaner.Container(ctx, i.log, i.bundle, i.meta, id)
 }
 
 // KillAll kills every process in the control group of a container without the shim's help,
@@ -219,7 +159,7 @@ func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	case err == nil:
 	case struck:
 		e = pod.Exit{Pid: first, Code: pod.ExitCodeKilled, At: time.Now()}
-	case first == 0 || isRunning(int(first)):
+	case first == 0 || procs.Running(int(first)):
 		// Such as the processes in a virtual machine.
 		return fmt.Errorf("container %q: its first process is not in control group %q: %w", containerID, path, errdefs.ErrUnavailable)
 	default:

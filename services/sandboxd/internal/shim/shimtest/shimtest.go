@@ -353,3 +353,23 @@ func Cleanup(code int) {
 	built.mu.Unlock()
 	os.Exit(code)
 }
+
+// StartIn starts a program that waits, in a folder, and collects it when it ends.
+func StartIn(t testing.TB, dir string, args ...string) (pid int, ended <-chan struct{}) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-done
+	})
+	return cmd.Process.Pid, done
+}

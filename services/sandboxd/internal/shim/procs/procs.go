@@ -1,9 +1,12 @@
-package shim
+// Package procs finds and ends processes by the folder that they work in: a shim works in its
+// bundle, so this finds it even if it never told its process id.
+//
+// It keeps no state; all of it may be called concurrently.
+package procs
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,13 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processPoll is the pause between two looks at processes that should end.
-const processPoll = 10 * time.Millisecond
+// poll is the pause between two looks at processes that should end.
+const poll = 10 * time.Millisecond
 
-// processesIn lists the processes that have a folder as their working folder. A shim works
-// in its bundle, so this finds it even if it never told its process id. The folders are
-// compared as files, not as names, which a container could imitate.
-func processesIn(dir string) []int {
+// In lists the processes that have a folder as their working folder. The folders are compared
+// as files, not as names, which a container could imitate. Processes with a controlling
+// terminal do not count.
+func In(dir string) []int {
 	want, err := os.Stat(dir)
 	if err != nil {
 		return nil
@@ -38,18 +41,18 @@ func processesIn(dir string) []int {
 			continue
 		}
 		got, err := os.Stat(filepath.Join("/proc", e.Name(), "cwd"))
-		if err == nil && os.SameFile(want, got) && !hasTerminal(e.Name()) {
+		if err == nil && os.SameFile(want, got) && !HasTerminal(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// programIn is the program of the process that works in a folder and was started by none that
+// ProgramIn is the program of the process that works in a folder and was started by none that
 // does: of a shim, and not of the OCI runtime that it runs. It is empty if there is no such
 // process, or if the program's file is gone.
-func programIn(dir string) string {
-	pids := processesIn(dir)
+func ProgramIn(dir string) string {
+	pids := In(dir)
 	for _, pid := range pids {
 		fields, err := statOf(strconv.Itoa(pid))
 		if err != nil || len(fields) <= statParent {
@@ -93,26 +96,26 @@ func statOf(pid string) ([]string, error) {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])), nil
 }
 
-// isRunning says whether a process exists and has not ended.
-func isRunning(pid int) bool {
+// Running says whether a process exists and has not ended.
+func Running(pid int) bool {
 	fields, err := statOf(strconv.Itoa(pid))
 	return err == nil && len(fields) > statState && fields[statState] != "Z" && fields[statState] != "X"
 }
 
-// hasTerminal says whether a process has a controlling terminal: no shim has one, but the
+// HasTerminal says whether a process has a controlling terminal: no shim has one, but the
 // shell of somebody who looks into a bundle.
-func hasTerminal(pid string) bool {
-	fields, err := statOf(pid)
+func HasTerminal(pid int) bool {
+	fields, err := statOf(strconv.Itoa(pid))
 	return err == nil && len(fields) > statTerminal && fields[statTerminal] != "0"
 }
 
-// waitGone waits until no process works in a folder. It fails with ErrDeadlineExceeded's
-// kin, naming the processes, when ctx ends first.
-func waitGone(ctx context.Context, dir string) error {
-	tick := time.NewTicker(processPoll)
+// WaitGone waits until no process works in a folder. When ctx ends first it fails with the
+// cause and names the processes.
+func WaitGone(ctx context.Context, dir string) error {
+	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		pids := processesIn(dir)
+		pids := In(dir)
 		if len(pids) == 0 {
 			return nil
 		}
@@ -124,12 +127,13 @@ func waitGone(ctx context.Context, dir string) error {
 	}
 }
 
-// killIn kills every process that works in a folder and waits until they are gone.
-func killIn(ctx context.Context, dir string) error {
-	tick := time.NewTicker(processPoll)
+// KillIn kills every process that works in a folder and waits until they are gone. Errors:
+// ErrUnavailable when ctx ends first.
+func KillIn(ctx context.Context, dir string) error {
+	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		pids := processesIn(dir)
+		pids := In(dir)
 		if len(pids) == 0 {
 			return nil
 		}
@@ -160,6 +164,3 @@ func killIfIn(pid int, dir string) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}
 }
-
-// isRefused says that a socket exists but nobody listens on it.
-func isRefused(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }

@@ -1,10 +1,11 @@
-package shim
+package command
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/errdefs"
@@ -23,9 +24,9 @@ type Features struct {
 	UserNamespaces bool
 }
 
-// Features asks a handler's shim what its OCI runtime can do; no shim stays. It fails with
-// ErrFailedPrecondition if the shim or its runtime is not there.
-func (m *Manager) Features(ctx context.Context, h pod.Handler) (Features, error) {
+// Features asks a handler's shim, within limit, what its OCI runtime can do; no shim stays. It
+// fails with ErrFailedPrecondition if the shim or its runtime is not there.
+func (r *Runner) Features(ctx context.Context, h pod.Handler, limit time.Duration) (Features, error) {
 	binary, err := Binary(h)
 	if err != nil {
 		return Features{}, err
@@ -40,7 +41,7 @@ func (m *Manager) Features(ctx context.Context, h pod.Handler) (Features, error)
 			return Features{}, fmt.Errorf("options of runtime handler %q: %w", h.Name, err)
 		}
 	}
-	answer, err := m.run(ctx, call{shim: binary, action: "-info", stdin: stdin, limit: m.cfg.Timeouts.Start})
+	answer, err := r.run(ctx, call{Shim: Shim{Path: binary}, action: "-info", stdin: stdin, limit: limit})
 	if err != nil {
 		return Features{}, err
 	}

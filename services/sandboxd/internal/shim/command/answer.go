@@ -1,4 +1,4 @@
-package shim
+package command
 
 import (
 	"bytes"
@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	bootstrapFile = "bootstrap.json"
+	// endpointFile has the name that containerd gives it, too.
+	endpointFile = "bootstrap.json"
 	// maxAnswer is what a shim may print when it starts.
 	maxAnswer = 64 << 10
 	// maxAddress is longer than any address of a socket can be.
@@ -26,20 +27,20 @@ const (
 )
 
 // params encodes what a shim reads from its standard input when it starts.
-func (m *Manager) params(id string, options *anypb.Any) ([]byte, error) {
+func (r *Runner) params(id string, options *anypb.Any) ([]byte, error) {
 	p := &bootapi.BootstrapParams{
 		InstanceID:             id,
 		Namespace:              pod.Namespace,
-		ContainerdVersion:      m.cfg.Version,
-		ContainerdTtrpcAddress: m.cfg.EventsSocket,
-		ContainerdGrpcAddress:  m.cfg.Address,
-		ContainerdBinary:       m.binary,
+		ContainerdVersion:      r.cfg.Version,
+		ContainerdTtrpcAddress: r.cfg.EventsSocket,
+		ContainerdGrpcAddress:  r.cfg.Address,
+		ContainerdBinary:       r.binary,
 	}
-	if m.cfg.Debug {
+	if r.cfg.Debug {
 		p.LogLevel = bootapi.LogLevel_LOG_LEVEL_DEBUG
 	}
-	if m.cfg.SocketDir != "" {
-		p.SocketDir = &m.cfg.SocketDir
+	if r.cfg.SocketDir != "" {
+		p.SocketDir = &r.cfg.SocketDir
 	}
 	if options != nil {
 		if err := p.AddExtension(options); err != nil {
@@ -94,19 +95,20 @@ func plausibleAddress(a string) bool {
 	return !strings.ContainsFunc(a, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// writeBootstrap saves the answer in the bundle in the form that parseAnswer reads.
-func writeBootstrap(dir string, e link.Endpoint) error {
+// SaveEndpoint saves in a bundle where its shim listens, in the form of an answer.
+func SaveEndpoint(dir string, e link.Endpoint) error {
 	data, err := json.Marshal(&bootapi.BootstrapResult{
 		Version: int32(e.Version), Address: e.Address, Protocol: e.Protocol,
 	})
 	if err != nil {
 		return err
 	}
-	return bundle.WriteFile(filepath.Join(dir, bootstrapFile), data)
+	return bundle.WriteFile(filepath.Join(dir, endpointFile), data)
 }
 
-func readBootstrap(dir string) (link.Endpoint, error) {
-	data, err := bundle.ReadFile(filepath.Join(dir, bootstrapFile), maxAnswer)
+// LoadEndpoint reads what SaveEndpoint saved. Errors: those of a bad answer, ErrNotFound.
+func LoadEndpoint(dir string) (link.Endpoint, error) {
+	data, err := bundle.ReadFile(filepath.Join(dir, endpointFile), maxAnswer)
 	if err != nil {
 		return link.Endpoint{}, err
 	}

@@ -1,4 +1,4 @@
-package shim
+package sockets
 
 import (
 	"net"
@@ -26,11 +26,7 @@ func TestSocketsThatComeLateAreSwept(t *testing.T) {
 	used := listen("used")
 	defer func() { _ = used.Close() }()
 	_ = listen("stray").Close()
-	m := &Manager{
-		cfg:  Config{SocketDir: dir, Timeouts: Timeouts{Start: time.Millisecond}},
-		base: t.Context(), shims: map[string]*Instance{},
-	}
-	m.sweepLater()
+	New(dir, func() map[string]bool { return nil }).After(t.Context(), time.Millisecond)
 	if _, err := os.Lstat(filepath.Join(dir, "stray")); !os.IsNotExist(err) {
 		t.Errorf("stray socket: %v, want it gone", err)
 	}

@@ -1,4 +1,4 @@
-package shim
+package command
 
 import (
 	"strings"
@@ -75,10 +75,10 @@ func FuzzParseAnswer(f *testing.F) {
 			t.Errorf("accepted %+v", e)
 		}
 		dir := t.TempDir()
-		if err := writeBootstrap(dir, e); err != nil {
+		if err := SaveEndpoint(dir, e); err != nil {
 			t.Fatal(err)
 		}
-		if again, err := readBootstrap(dir); err != nil || again != e {
+		if again, err := LoadEndpoint(dir); err != nil || again != e {
 			t.Errorf("wrote %+v, read %+v, %v", e, again, err)
 		}
 	})
