@@ -1,5 +1,6 @@
 // Package testkit holds what tests of several services need: telemetry that records
-// spans, an RPC server in memory, an event bus in the process, golden files and a poll.
+// spans, an RPC server in memory, an event bus in the process, golden files,
+// certificates and a poll.
 // Only test files import it. Nothing in it is a mock: the servers are the real ones.
 package testkit
 

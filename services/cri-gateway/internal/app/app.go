@@ -5,8 +5,8 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"io"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -174,14 +174,27 @@ func (a *App) newStreams() (*streaming.Server, error) {
 		IdleTimeout:     a.cfg.Streaming.IdleTimeout.Std(),
 		CreationTimeout: a.cfg.Streaming.CreationTimeout.Std(),
 	}
-	if file := a.cfg.Streaming.TLSCertFile; file != "" {
-		cert, err := tls.LoadX509KeyPair(file, a.cfg.Streaming.TLSKeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("streaming certificate: %w", err)
-		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	var err error
+	if cfg.TLS, err = streamingTLS(a.cfg.Streaming, a.tel.Log); err != nil {
+		return nil, err
 	}
 	return streaming.New(cfg, a.sandboxd.Containers, a.sandboxd.Sandboxes, a.tel.Log), nil
+}
+
+// streamingTLS is nil if plain HTTP is to be served.
+func streamingTLS(cfg config.Streaming, log *slog.Logger) (*tls.Config, error) {
+	if cfg.TLSCertFile == "" {
+		return nil, nil //nolint:nilnil // plain HTTP
+	}
+	files := streaming.TLSFiles{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}
+	var err error
+	if files.MinVersion, err = cfg.MinVersion(); err != nil {
+		return nil, err
+	}
+	if files.CipherSuites, err = cfg.CipherSuites(); err != nil {
+		return nil, err
+	}
+	return streaming.NewTLS(files, log)
 }
 
 // newEvents returns the feed of container events as the handlers see it, and keeps it if

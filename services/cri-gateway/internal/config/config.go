@@ -3,9 +3,11 @@
 package config
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,6 +73,9 @@ type Streaming struct {
 	Listen          string          `toml:"listen" comment:"Address; kubelet connects to it. Port 0 takes a free one."`
 	TLSCertFile     string          `toml:"tls_cert_file" comment:"Certificate for HTTPS; empty serves plain HTTP."`
 	TLSKeyFile      string          `toml:"tls_key_file" comment:"Key of the certificate."`
+	TLSClientCAFile string          `toml:"tls_client_ca_file" comment:"Authorities of which each client must have a certificate; empty: clients need none.\nkubelet has none and could not connect."`
+	TLSMinVersion   string          `toml:"tls_min_version" comment:"Least version of TLS: \"1.2\" or \"1.3\"."`
+	TLSCipherSuites []string        `toml:"tls_cipher_suites" comment:"Cipher suites of TLS 1.2 by their names, such as \"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\"; none: the usual ones."`
 	IdleTimeout     config.Duration `toml:"idle_timeout" comment:"Sessions end when nothing was sent for so long."`
 	CreationTimeout config.Duration `toml:"creation_timeout" comment:"How long a client may take to open its streams."`
 }
@@ -106,6 +111,8 @@ func Default() Config {
 		},
 		Streaming: Streaming{
 			Listen:          "127.0.0.1:0",
+			TLSMinVersion:   "1.2",
+			TLSCipherSuites: []string{},
 			IdleTimeout:     config.Duration(4 * time.Hour),
 			CreationTimeout: config.Duration(30 * time.Second),
 		},
@@ -182,6 +189,33 @@ func (c NRI) Validate() error {
 	return errors.Join(errs...)
 }
 
+// MinVersion is the least version of TLS.
+func (c Streaming) MinVersion() (uint16, error) {
+	switch c.TLSMinVersion {
+	case "1.2":
+		return tls.VersionTLS12, nil
+	case "1.3":
+		return tls.VersionTLS13, nil
+	default:
+		return 0, fmt.Errorf("tls_min_version: %q is not known, write \"1.2\" or \"1.3\"", c.TLSMinVersion)
+	}
+}
+
+// CipherSuites are the ids of the cipher suites; nil if none is named.
+func (c Streaming) CipherSuites() ([]uint16, error) {
+	var ids []uint16
+	for _, name := range c.TLSCipherSuites {
+		i := slices.IndexFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool {
+			return s.Name == name && slices.Contains(s.SupportedVersions, tls.VersionTLS12)
+		})
+		if i < 0 {
+			return nil, fmt.Errorf("tls_cipher_suites: %q is no safe suite of TLS 1.2, write for example \"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\"", name)
+		}
+		ids = append(ids, tls.CipherSuites()[i].ID)
+	}
+	return ids, nil
+}
+
 // Validate implements config.Validator.
 func (c Streaming) Validate() error {
 	var errs []error
@@ -191,6 +225,12 @@ func (c Streaming) Validate() error {
 	if (c.TLSCertFile == "") != (c.TLSKeyFile == "") {
 		errs = append(errs, errors.New("tls_cert_file: HTTPS wants both tls_cert_file and tls_key_file"))
 	}
+	if c.TLSClientCAFile != "" && c.TLSCertFile == "" {
+		errs = append(errs, errors.New("tls_client_ca_file: client certificates want HTTPS, set tls_cert_file and tls_key_file"))
+	}
+	_, versionErr := c.MinVersion()
+	_, suitesErr := c.CipherSuites()
+	errs = append(errs, versionErr, suitesErr)
 	return errors.Join(append(errs,
 		positive("idle_timeout", c.IdleTimeout), positive("creation_timeout", c.CreationTimeout))...)
 }

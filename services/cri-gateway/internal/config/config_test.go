@@ -44,6 +44,12 @@ func TestValidate(t *testing.T) {
 		{"[nri]\nunavailable = 'fail'", ""},
 		{"[streaming]\nlisten = 'here'", "streaming.listen: "},
 		{"[streaming]\ntls_cert_file = '/a'", "streaming.tls_cert_file: "},
+		{"[streaming]\ntls_client_ca_file = '/a'", "streaming.tls_client_ca_file: "},
+		{"[streaming]\ntls_cert_file = '/a'\ntls_key_file = '/b'\ntls_client_ca_file = '/c'\ntls_min_version = '1.3'", ""},
+		{"[streaming]\ntls_min_version = '1.1'", "streaming.tls_min_version: "},
+		{"[streaming]\ntls_cipher_suites = ['TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256']", ""},
+		{"[streaming]\ntls_cipher_suites = ['TLS_RSA_WITH_RC4_128_SHA']", "streaming.tls_cipher_suites: "},
+		{"[streaming]\ntls_cipher_suites = ['TLS_AES_128_GCM_SHA256']", "streaming.tls_cipher_suites: "}, // of TLS 1.3
 		{"[operations]\nlimit = '0s'", "operations.limit: "},
 		{"[events]\nurl = ''", ""},
 		{"[nri]\nhodl = '1s'", "hodl"},

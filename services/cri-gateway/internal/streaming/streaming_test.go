@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -47,12 +48,18 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	return newTLSBench(t, nil)
+}
+
+// newTLSBench serves HTTPS if there is a configuration for it.
+func newTLSBench(t *testing.T, tlsConfig *tls.Config) *bench {
+	t.Helper()
 	tel, _ := testkit.Telemetry(t)
 	b := &bench{sandboxd: backendtest.NewSandboxd(&backendtest.Journal{})}
 	b.sandboxd.Exec = b.exec
 	b.sandboxd.Attach = b.attach
 	client := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), time.Second)
-	cfg := streaming.Config{Listen: "127.0.0.1:0", IdleTimeout: time.Minute, CreationTimeout: 2 * time.Second}
+	cfg := streaming.Config{Listen: "127.0.0.1:0", TLS: tlsConfig, IdleTimeout: time.Minute, CreationTimeout: 2 * time.Second}
 	b.Server = streaming.New(cfg, client.Containers, client.Sandboxes, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
@@ -183,7 +190,12 @@ type spdySession struct {
 
 func dialSPDY(t *testing.T, target string, kinds ...string) *spdySession {
 	t.Helper()
-	conn := upgrade(t, target, "v4.channel.k8s.io")
+	return openSPDY(t, upgrade(t, target, "v4.channel.k8s.io"), kinds...)
+}
+
+// openSPDY opens the streams of a session.
+func openSPDY(t *testing.T, conn httpstream.Connection, kinds ...string) *spdySession {
+	t.Helper()
 	s := &spdySession{conn: conn, streams: map[string]httpstream.Stream{}}
 	for _, kind := range append([]string{"error"}, kinds...) {
 		stream, err := conn.CreateStream(http.Header{"Streamtype": {kind}})
@@ -230,7 +242,11 @@ type wsSession struct {
 
 func dialWebSocket(t *testing.T, target, protocol string) *wsSession {
 	t.Helper()
-	dialer := websocket.Dialer{}
+	return dialWebSocketWith(t, &websocket.Dialer{}, target, protocol)
+}
+
+func dialWebSocketWith(t *testing.T, dialer *websocket.Dialer, target, protocol string) *wsSession {
+	t.Helper()
 	if protocol != "" {
 		dialer.Subprotocols = []string{protocol}
 	}
@@ -653,6 +669,11 @@ func upgrade(t *testing.T, target, protocol string) httpstream.Connection {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return upgradeWith(t, rt, target, protocol)
+}
+
+func upgradeWith(t *testing.T, rt *spdy.SpdyRoundTripper, target, protocol string) httpstream.Connection {
+	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, target, nil)
 	if err != nil {
 		t.Fatal(err)
