@@ -146,7 +146,7 @@ func TestImportsInsideTheLargePartsPointDownwards(t *testing.T) {
 		internal + "engine": {
 			"port": 1, "event": 1, "work": 1,
 			"table": 2,
-			"view":  3, "task": 3, "exec": 3, "capture": 3,
+			"view":  3, "task": 3, "exec": 3, "capture": 3, "prepared": 3,
 			"container": 4, "sandbox": 5,
 			"": 6,
 		},

@@ -131,7 +131,7 @@ func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, erro
 	return want, nil
 }
 
-func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+func (p specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
 	return p.builder().Adjust(spec, adj)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -540,14 +541,16 @@ func (specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 }
 
 func (specPort) Exec(*specs.Spec, []string, bool) specs.Process { return specs.Process{} }
-func (specPort) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+func (specPort) Adjust(given *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
+	spec, process := *given, *given.Process
 	for _, kv := range adj.GetEnv() {
 		if kv.GetKey() == "BAD" {
-			return fmt.Errorf("BAD: %w", errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("BAD: %w", errdefs.ErrInvalidArgument)
 		}
-		spec.Process.Env = append(spec.Process.Env, kv.GetKey()+"="+kv.GetValue())
+		process.Env = append(slices.Clone(process.Env), kv.GetKey()+"="+kv.GetValue())
 	}
-	return nil
+	spec.Process = &process
+	return &spec, nil
 }
 
 func (specPort) Merge(_, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources {

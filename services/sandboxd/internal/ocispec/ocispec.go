@@ -138,8 +138,8 @@ func (b *Builder) Host() host.Facts { return b.host }
 // OOMScore is the OOM score adjustment that a container gets who asks for one.
 func (b *Builder) OOMScore(asked int64) int { return b.host.ClampOOMScore(int(asked)) }
 
-// Adjust applies to a specification what NRI plugins want changed, see [nrispec.Node.Adjust].
-func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+// Adjust returns a specification with what NRI plugins want changed, see [nrispec.Node.Adjust].
+func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
 	return nrispec.Node{Host: b.host, InjectCDI: b.opts.InjectCDI, Classes: b.opts.Classes}.Adjust(spec, adj)
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/prepared"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/task"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/view"
@@ -34,7 +35,16 @@ type Parts struct {
 }
 
 // UseCases are the operations on containers. Its methods are safe for concurrent use.
-type UseCases struct{ p Parts }
+type UseCases struct {
+	p        Parts
+	prepared prepared.Kind[*table.Container]
+}
 
 // New returns the use cases.
-func New(p Parts) *UseCases { return &UseCases{p} }
+func New(p Parts) *UseCases {
+	u := &UseCases{p: p}
+	u.prepared = prepared.Kind[*table.Container]{
+		Name: "container", Find: p.Table.Container, Destroy: u.destroy, Table: p.Table, Work: p.Work, Log: p.Log,
+	}
+	return u
+}

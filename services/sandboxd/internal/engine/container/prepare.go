@@ -4,12 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -19,7 +17,6 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/event"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -57,13 +54,7 @@ func (u *UseCases) Prepare(ctx context.Context, session, sandboxID string, cfg *
 		err = u.takeCheckpoint(ctx, c, from)
 	}
 	if err != nil {
-		work.Undo(ctx, func(ctx context.Context) {
-			undoErr := u.destroy(ctx, c)
-			if undoErr != nil {
-				u.p.Log.WarnContext(ctx, "undo of a container is incomplete", slog.String("container_id", c.ID), slog.Any("error", undoErr))
-				u.doom(c)
-			}
-		})
+		u.prepared.Undo(ctx, c)
 		return "", false, fmt.Errorf("container %q: %w", cfg.GetMetadata().GetName(), err)
 	}
 	return c.ID, false, nil
@@ -233,15 +224,7 @@ func stopSignal(cfg *criv1.ContainerConfig, img pod.Image) string {
 
 // Commit applies the NRI adjustment and makes the container visible as CREATED.
 func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdjustment) error {
-	err := u.p.Table.Ready()
-	if err != nil {
-		return err
-	}
-	c, err := u.p.Table.Container(id)
-	if err != nil {
-		return table.PreparationLost(err)
-	}
-	done, err := c.Turn.Take(ctx)
+	c, done, err := u.prepared.Enter(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -257,13 +240,9 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 	}
 	spec := c.Pending.Load()
 	if adj != nil {
-		// A commit that fails may come again, with the same or another adjustment.
-		before, err := json.Marshal(spec)
-		if err != nil {
-			return err
-		}
-		defer func() { restore(c, before) }()
-		err = u.p.Specs.Adjust(spec, adj)
+		// What is pending stays as it is: a commit that fails may come again, with the same
+		// or another adjustment.
+		spec, err = u.p.Specs.Adjust(spec, adj)
 		if err != nil {
 			return fmt.Errorf("container %q: NRI adjustment: %w", id, err)
 		}
@@ -288,55 +267,9 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 	return nil
 }
 
-// restore puts the specification back as it was before an adjustment, if it is still to be
-// committed.
-func restore(c *table.Container, before []byte) {
-	if c.Pending.Load() == nil {
-		return
-	}
-	spec := &specs.Spec{}
-	// What was encoded a moment ago can be decoded.
-	if json.Unmarshal(before, spec) == nil {
-		c.Pending.Store(spec)
-	}
-}
-
-// Abort undoes Prepare. An unknown id is not an error.
-func (u *UseCases) Abort(ctx context.Context, id string) error {
-	c, err := u.p.Table.Container(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	done, err := c.Turn.Take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if c.Record().GetState() != table.ContainerPreparing {
-		return fmt.Errorf("container %q is committed: %w", id, errdefs.ErrFailedPrecondition)
-	}
-	if _, err := u.p.Table.Container(id); err != nil {
-		return nil
-	}
-	err = u.destroy(ctx, c)
-	if err != nil {
-		u.doom(c)
-	}
-	return err
-}
-
-// doom repeats a failed undoing in the background until it succeeds: the session may live
-// for weeks, and the name must become free.
-func (u *UseCases) doom(c *table.Container) {
-	if !c.Doom() {
-		return
-	}
-	u.p.Work.Go(func(ctx context.Context) {
-		u.p.Work.Insist(ctx, "half-made container cannot be removed yet", slog.String("container_id", c.ID), func(ctx context.Context) error {
-			return u.Abort(ctx, c.ID)
-		})
-	})
-}
+// Abort undoes Prepare. An unknown id is not an error; a committed container
+// is left alone with ErrFailedPrecondition.
+func (u *UseCases) Abort(ctx context.Context, id string) error { return u.prepared.Abort(ctx, id) }
 
 // destroy removes what a container holds on disk that no record names.
 func (u *UseCases) destroy(ctx context.Context, c *table.Container) error {

@@ -317,8 +317,8 @@ type Specs interface {
 	// PinRequest says which namespaces a pod needs. It refuses a sandbox configuration that
 	// the node cannot do.
 	PinRequest(cfg *criv1.PodSandboxConfig) (PinRequest, error)
-	// Adjust applies an NRI adjustment.
-	Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error
+	// Adjust returns the specification with an NRI adjustment; the one that is given stays.
+	Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error)
 	// Merge returns the resources in force after an update; zero fields mean unchanged.
 	Merge(current, update *criv1.LinuxContainerResources) *criv1.LinuxContainerResources
 	// MergeNRI is Merge for an update by an NRI plugin.

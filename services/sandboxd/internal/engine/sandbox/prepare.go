@@ -17,7 +17,6 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/event"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -56,13 +55,7 @@ func (u *UseCases) Prepare(ctx context.Context, session string, cfg *criv1.PodSa
 	defer done()
 	err = u.build(ctx, s, want)
 	if err != nil {
-		work.Undo(ctx, func(ctx context.Context) {
-			undoErr := u.destroy(ctx, s)
-			if undoErr != nil {
-				u.p.Log.WarnContext(ctx, "undo of a sandbox is incomplete", slog.String("sandbox_id", s.ID), slog.Any("error", undoErr))
-				u.doom(s)
-			}
-		})
+		u.prepared.Undo(ctx, s)
 		return nil, false, fmt.Errorf("sandbox %s/%s: %w", cfg.GetMetadata().GetNamespace(), cfg.GetMetadata().GetName(), err)
 	}
 	return s.Record(), false, nil
@@ -200,15 +193,7 @@ func sharedPID(cfg *criv1.PodSandboxConfig) bool {
 
 // Commit makes a prepared sandbox READY and visible.
 func (u *UseCases) Commit(ctx context.Context, id string) error {
-	err := u.p.Table.Ready()
-	if err != nil {
-		return err
-	}
-	s, err := u.p.Table.Sandbox(id)
-	if err != nil {
-		return table.PreparationLost(err)
-	}
-	done, err := s.Turn.Take(ctx)
+	s, done, err := u.prepared.Enter(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -241,36 +226,7 @@ func (u *UseCases) Commit(ctx context.Context, id string) error {
 
 // Abort undoes Prepare. An unknown id is not an error; a committed sandbox
 // is left alone with ErrFailedPrecondition.
-func (u *UseCases) Abort(ctx context.Context, id string) error {
-	s, err := u.p.Table.Sandbox(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	done, err := s.Turn.Take(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if s.Record().GetState() != table.SandboxPreparing {
-		return fmt.Errorf("sandbox %q is committed: %w", id, errdefs.ErrFailedPrecondition)
-	}
-	if _, err := u.p.Table.Sandbox(id); err != nil {
-		return nil
-	}
-	err = u.destroy(ctx, s)
-	if err != nil {
-		u.doom(s)
-	}
-	return err
-}
-
-// doom repeats a failed undoing in the background until it succeeds: its session may
-// live for weeks, and the name must become free.
-func (u *UseCases) doom(s *table.Sandbox) {
-	if s.Doom() {
-		u.p.Work.Go(func(ctx context.Context) { u.whenComplete(ctx, "remove half-made sandbox", s, u.Abort) })
-	}
-}
+func (u *UseCases) Abort(ctx context.Context, id string) error { return u.prepared.Abort(ctx, id) }
 
 // destroy removes every part of a sandbox that was never committed, and its record.
 // A network that cannot be released now is released later, from a record of its own.

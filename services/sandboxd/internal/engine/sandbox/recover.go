@@ -21,7 +21,7 @@ func (u *UseCases) Recover(ctx context.Context, s *table.Sandbox) {
 	rec := s.Record()
 	if rec.GetState() == table.SandboxPreparing {
 		// Nobody can commit it any more: sessions do not outlive this process.
-		u.doom(s)
+		u.prepared.Doom(s)
 		return
 	}
 	rebooted := rec.GetBootId() != u.p.BootID
@@ -44,18 +44,14 @@ func (u *UseCases) Recover(ctx context.Context, s *table.Sandbox) {
 // stopAfterReboot stops a sandbox of before the reboot once the state is complete, until
 // it succeeds.
 func (u *UseCases) stopAfterReboot(ctx context.Context, s *table.Sandbox) {
-	u.whenComplete(ctx, "stop sandbox of before the reboot", s, u.Stop)
-}
-
-// whenComplete waits until the state is complete and then repeats an operation until it
-// succeeds.
-func (u *UseCases) whenComplete(ctx context.Context, step string, s *table.Sandbox, fn func(ctx context.Context, id string) error) {
 	select {
 	case <-u.p.Table.Complete():
 	case <-ctx.Done():
 		return
 	}
-	u.p.Work.Insist(ctx, step, slog.String("sandbox_id", s.ID), func(ctx context.Context) error { return fn(ctx, s.ID) })
+	u.p.Work.Insist(ctx, "stop sandbox of before the reboot", slog.String("sandbox_id", s.ID), func(ctx context.Context) error {
+		return u.Stop(ctx, s.ID)
+	})
 }
 
 // mayLive says whether a sandbox lives or does not answer for now; the latter's end shows

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/container"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/prepared"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/task"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/view"
@@ -45,8 +46,15 @@ type Parts struct {
 // UseCases are the operations on sandboxes. Its methods are safe for concurrent use.
 type UseCases struct {
 	p        Parts
+	prepared prepared.Kind[*table.Sandbox]
 	releases *semaphore.Weighted
 }
 
 // New returns the use cases.
-func New(p Parts) *UseCases { return &UseCases{p: p, releases: semaphore.NewWeighted(releasing)} }
+func New(p Parts) *UseCases {
+	u := &UseCases{p: p, releases: semaphore.NewWeighted(releasing)}
+	u.prepared = prepared.Kind[*table.Sandbox]{
+		Name: "sandbox", Find: p.Table.Sandbox, Destroy: u.destroy, Table: p.Table, Work: p.Work, Log: p.Log,
+	}
+	return u
+}

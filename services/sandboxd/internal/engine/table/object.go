@@ -37,24 +37,42 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
+// Object is what sandboxes and containers have in common.
+type Object struct {
+	ID      string
+	Turn    Slot   // operations
+	Session string // token of the session that prepares it
+
+	writing Slot // changes of the record
+	doomed  atomic.Bool
+}
+
+// Common returns the part itself.
+func (o *Object) Common() *Object { return o }
+
+// Doom marks the object as one whose undoing is repeated until it succeeds, and says whether
+// this call was the first.
+func (o *Object) Doom() (first bool) { return o.doomed.CompareAndSwap(false, true) }
+
+// Doomed says whether Doom was called.
+func (o *Object) Doomed() bool { return o.doomed.Load() }
+
 // Sandbox is one sandbox in memory. Fields without a comment on their use are set before
 // the sandbox is in the table or by who has its turn while it is prepared.
 type Sandbox struct {
-	ID         string
-	Turn       Slot // operations
+	Object
+
 	Handler    pod.Handler
 	Files      pod.SandboxFiles
 	Namespaces map[string]string // pinned namespaces by OCI type
-	Session    string            // token of the session that prepares it
 
-	writing Slot // changes of the record
-	rec     atomic.Pointer[recordv1.Sandbox]
-	doomed  atomic.Bool
+	rec atomic.Pointer[recordv1.Sandbox]
 }
 
 // NewSandbox returns a sandbox that shows rec and is in no table.
 func NewSandbox(rec *recordv1.Sandbox) *Sandbox {
-	s := &Sandbox{ID: rec.GetId(), Turn: newSlot(), writing: newSlot(), Namespaces: rec.GetNamespaces()}
+	s := &Sandbox{Namespaces: rec.GetNamespaces()}
+	s.ID, s.Turn, s.writing = rec.GetId(), newSlot(), newSlot()
 	s.rec.Store(rec)
 	return s
 }
@@ -65,12 +83,8 @@ func (s *Sandbox) Record() *recordv1.Sandbox { return s.rec.Load() }
 // Show shows a record that is not written, or cannot be.
 func (s *Sandbox) Show(rec *recordv1.Sandbox) { s.rec.Store(rec) }
 
-// Doom marks the sandbox as one whose undoing is repeated until it succeeds, and says
-// whether this call was the first.
-func (s *Sandbox) Doom() (first bool) { return s.doomed.CompareAndSwap(false, true) }
-
-// Doomed says whether Doom was called.
-func (s *Sandbox) Doomed() bool { return s.doomed.Load() }
+// Preparing says whether the sandbox is neither committed nor stopped.
+func (s *Sandbox) Preparing() bool { return s.Record().GetState() == SandboxPreparing }
 
 // key is the name that kubelet gives a sandbox: a repeated request has the same.
 func (s *Sandbox) key() string {
@@ -80,10 +94,9 @@ func (s *Sandbox) key() string {
 
 // Container is one container in memory.
 type Container struct {
-	ID      string
+	Object
+
 	Sandbox *Sandbox
-	Turn    Slot   // operations
-	Session string // token of the session that prepares it
 	// Pending is the specification until it is committed.
 	Pending atomic.Pointer[specs.Spec]
 	// TakeBack undoes what the specification changed on the node; nil once committed.
@@ -94,9 +107,7 @@ type Container struct {
 	Signalled atomic.Bool // the stop signal was sent
 	Killed    atomic.Bool // SIGKILL was sent
 
-	writing Slot // changes of the record
 	rec     atomic.Pointer[recordv1.Container]
-	doomed  atomic.Bool
 	started chan struct{}
 	exited  chan struct{}
 	deleted atomic.Pointer[chan struct{}]
@@ -104,10 +115,8 @@ type Container struct {
 
 // NewContainer returns a container of s that shows rec and is in no table.
 func NewContainer(rec *recordv1.Container, s *Sandbox) *Container {
-	c := &Container{
-		ID: rec.GetId(), Sandbox: s, Turn: newSlot(), writing: newSlot(),
-		started: make(chan struct{}), exited: make(chan struct{}),
-	}
+	c := &Container{Sandbox: s, started: make(chan struct{}), exited: make(chan struct{})}
+	c.ID, c.Turn, c.writing = rec.GetId(), newSlot(), newSlot()
 	c.rec.Store(rec)
 	return c
 }
@@ -118,8 +127,8 @@ func (c *Container) Record() *recordv1.Container { return c.rec.Load() }
 // Show shows a record that is not written, or cannot be.
 func (c *Container) Show(rec *recordv1.Container) { c.rec.Store(rec) }
 
-// Doom is Sandbox.Doom for a container.
-func (c *Container) Doom() (first bool) { return c.doomed.CompareAndSwap(false, true) }
+// Preparing says whether the container is not committed.
+func (c *Container) Preparing() bool { return c.Record().GetState() == ContainerPreparing }
 
 // Started is closed when the outcome of the start is recorded.
 func (c *Container) Started() <-chan struct{} { return c.started }

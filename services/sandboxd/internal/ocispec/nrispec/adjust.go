@@ -5,6 +5,7 @@ package nrispec
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -34,23 +35,24 @@ type Classes interface {
 	BlockIOClass(name string) (*specs.LinuxBlockIO, error)
 }
 
-// Adjust applies to a specification what NRI plugins want changed in a container. The
-// specification is changed in place and of no use after an error. Errors:
-// ErrInvalidArgument, ErrFailedPrecondition for what the host or the configuration cannot do.
-func (n Node) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
+// Adjust returns a specification with what NRI plugins want changed in a container. The one
+// that it is given stays as it is, and shares what no adjustment changes with the result.
+// Errors: ErrInvalidArgument, ErrFailedPrecondition for what the host or the configuration
+// cannot do.
+func (n Node) Adjust(given *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
 	if adj == nil {
-		return nil
+		return given, nil
 	}
 	resources, err := resource.FromNRI(adj.GetLinux().GetResources(), n.Host)
 	if err != nil {
-		return fmt.Errorf("NRI adjustment of resources: %w", err)
+		return nil, fmt.Errorf("NRI adjustment of resources: %w", err)
 	}
-	fill(spec)
+	spec := adjustable(given)
 	if err := n.adjustClasses(spec, adj.GetLinux().GetResources()); err != nil {
-		return fmt.Errorf("NRI adjustment: %w", err)
+		return nil, fmt.Errorf("NRI adjustment: %w", err)
 	}
 	if err := generator(spec, n.InjectCDI).Adjust(withoutOurs(adj)); err != nil {
-		return fmt.Errorf("NRI adjustment: %w", classified(err))
+		return nil, fmt.Errorf("NRI adjustment: %w", classified(err))
 	}
 	resource.Merge(spec.Linux.Resources, resources)
 	for _, l := range adj.GetRlimits() {
@@ -62,7 +64,10 @@ func (n Node) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) error {
 	if p := adj.GetLinux().GetSeccompPolicy(); p != nil && p.GetDefaultErrno() != nil {
 		spec.Linux.Seccomp.DefaultErrnoRet = new(uint(p.GetDefaultErrno().GetValue()))
 	}
-	return supported(spec, n.Host)
+	if err := supported(spec, n.Host); err != nil {
+		return nil, err
+	}
+	return spec, nil
 }
 
 // adjustClasses sets the classes that plugins choose, which replace what annotations chose. An
@@ -97,17 +102,49 @@ func (n Node) adjustClasses(spec *specs.Spec, r *nri.LinuxResources) error {
 	return nil
 }
 
-// fill makes the parts of a specification that an adjustment may reach into.
-func fill(spec *specs.Spec) {
-	if spec.Process == nil {
-		spec.Process = &specs.Process{}
+// adjustable copies a specification as far as an adjustment may reach into it, and makes the
+// parts that are missing. The rest is shared; the system calls of a seccomp profile are most
+// of it.
+func adjustable(given *specs.Spec) *specs.Spec {
+	spec := copyOf(given)
+	spec.Annotations, spec.Mounts = maps.Clone(spec.Annotations), slices.Clone(spec.Mounts)
+	if spec.Hooks != nil {
+		spec.Hooks = copyOf(spec.Hooks)
 	}
-	if spec.Linux == nil {
-		spec.Linux = &specs.Linux{}
+	p := copyOf(spec.Process)
+	p.Env, p.Rlimits, p.User.AdditionalGids = slices.Clone(p.Env), slices.Clone(p.Rlimits), slices.Clone(p.User.AdditionalGids)
+	spec.Process = p
+	l := copyOf(spec.Linux)
+	l.Devices, l.Namespaces = slices.Clone(l.Devices), slices.Clone(l.Namespaces)
+	l.Sysctl, l.NetDevices = maps.Clone(l.Sysctl), maps.Clone(l.NetDevices)
+	if l.IntelRdt != nil {
+		l.IntelRdt = copyOf(l.IntelRdt)
 	}
-	if spec.Linux.Resources == nil {
-		spec.Linux.Resources = &specs.LinuxResources{}
+	if l.Seccomp != nil {
+		l.Seccomp = copyOf(l.Seccomp)
 	}
+	r := copyOf(l.Resources)
+	r.Devices, r.HugepageLimits, r.Unified = slices.Clone(r.Devices), slices.Clone(r.HugepageLimits), maps.Clone(r.Unified)
+	if r.CPU != nil {
+		r.CPU = copyOf(r.CPU)
+	}
+	if r.Memory != nil {
+		r.Memory = copyOf(r.Memory)
+	}
+	if r.Pids != nil {
+		r.Pids = copyOf(r.Pids)
+	}
+	l.Resources = r
+	spec.Linux = l
+	return spec
+}
+
+// copyOf returns a copy of what p points at; of nothing, an empty one.
+func copyOf[T any](p *T) *T {
+	if p == nil {
+		return new(T)
+	}
+	return new(*p)
 }
 
 // withoutOurs returns an adjustment without the parts that the generator of the NRI module

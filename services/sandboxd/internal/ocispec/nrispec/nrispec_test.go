@@ -25,7 +25,7 @@ func testHost() host.Facts {
 }
 
 // adjustable is a specification with something to change everywhere.
-func adjustable() *specs.Spec {
+func example() *specs.Spec {
 	ptr := func(v int64) *int64 { return &v }
 	shares := uint64(100)
 	return &specs.Spec{
@@ -81,8 +81,8 @@ func destinations(spec *specs.Spec) []string {
 
 func TestAdjust(t *testing.T) {
 	t.Parallel()
-	spec := adjustable()
-	err := Node{Host: testHost()}.Adjust(spec, &nri.ContainerAdjustment{
+	given := example()
+	spec, err := Node{Host: testHost()}.Adjust(given, &nri.ContainerAdjustment{
 		Annotations: map[string]string{"new.io/a": "1", "-io.kubernetes.cri.image-name": ""},
 		Env:         []*nri.KeyValue{{Key: "OLD", Value: "2"}, {Key: "-GONE"}, {Key: "NEW", Value: "3"}},
 		Args:        []string{"", "/bin/other", "x"},
@@ -112,6 +112,10 @@ func TestAdjust(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkAdjusted(t, spec)
+	// A commit that fails may come again, with another adjustment.
+	if diff := cmp.Diff(example(), given); diff != "" {
+		t.Errorf("the specification that was given changed (-want +got):\n%s", diff)
+	}
 }
 
 func checkAdjusted(t *testing.T, spec *specs.Spec) {
@@ -164,8 +168,9 @@ func checkAdjusted(t *testing.T, spec *specs.Spec) {
 func TestAdjustByNothingChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, adj := range []*nri.ContainerAdjustment{nil, {}, {Linux: &nri.LinuxContainerAdjustment{Resources: &nri.LinuxResources{}, Rdt: &nri.LinuxRdt{}}}} {
-		want, got := adjustable(), adjustable()
-		if err := (Node{Host: testHost()}).Adjust(got, adj); err != nil {
+		want := example()
+		got, err := Node{Host: testHost()}.Adjust(example(), adj)
+		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -195,7 +200,7 @@ func TestAdjustRefuses(t *testing.T) {
 		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
 		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Node{Host: testHost()}, errdefs.ErrInvalidArgument},
 	} {
-		if err := tt.node.Adjust(adjustable(), tt.adj); !errors.Is(err, tt.want) {
+		if _, err := tt.node.Adjust(example(), tt.adj); !errors.Is(err, tt.want) {
 			t.Errorf("%s: error %v, want %v", name, err, tt.want)
 		}
 	}
@@ -207,11 +212,12 @@ func TestAdjustClasses(t *testing.T) {
 	h := testHost()
 	h.RDT = true
 	b := Node{Host: h, Classes: knownClasses{}}
-	spec := adjustable()
+	spec := example()
 	spec.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: "of-the-pod"}
 	choose := func(block, rdt any) {
 		t.Helper()
-		err := b.Adjust(spec, &nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{
+		var err error
+		spec, err = b.Adjust(spec, &nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{
 			Resources: &nri.LinuxResources{BlockioClass: nri.String(block), RdtClass: nri.String(rdt)},
 		}})
 		if err != nil {
@@ -234,12 +240,11 @@ func TestAdjustClasses(t *testing.T) {
 
 func TestAdjustInjectsCDI(t *testing.T) {
 	t.Parallel()
-	spec := adjustable()
 	inject := func(s *specs.Spec, names []string) error {
 		s.Process.Env = append(s.Process.Env, "CDI="+strings.Join(names, ","))
 		return nil
 	}
-	err := Node{Host: testHost(), InjectCDI: inject}.Adjust(spec, &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}})
+	spec, err := Node{Host: testHost(), InjectCDI: inject}.Adjust(example(), &nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "a"}, {Name: "b"}}})
 	if err != nil || !slices.Contains(spec.Process.Env, "CDI=a,b") {
 		t.Errorf("%v: %v", err, spec.Process.Env)
 	}
@@ -270,7 +275,7 @@ func TestPod(t *testing.T) {
 
 func TestContainer(t *testing.T) {
 	t.Parallel()
-	spec := adjustable()
+	spec := example()
 	config := &criv1.ContainerConfig{Metadata: &criv1.ContainerMetadata{Name: "app"}}
 	config.Image = &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "app:1"}
 	config.Annotations = map[string]string{"own": "1"}
