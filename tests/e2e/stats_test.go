@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -20,7 +23,7 @@ func TestStatsAndMetrics(t *testing.T) {
 }
 
 func tellStatsAndMetrics(t *testing.T, handler string) {
-	s := start(t, testenv.Setup{Handler: handler})
+	s := start(t, testenv.Setup{Handler: handler, Configure: twoNetworks(t)})
 	s.pull(busybox)
 	pod, config := s.pod("measured")
 	busy := containerConfig("busy", "head -c 100000 /dev/urandom >/file; while :; do :; done")
@@ -53,6 +56,10 @@ func tellStatsAndMetrics(t *testing.T, handler string) {
 		t.Fatalf("stats of %d pods, want 2", len(pods.GetStats()))
 	}
 	linux := pods.GetStats()[0].GetLinux()
+	second := linux.GetNetwork().GetInterfaces()
+	if len(second) != 1 || second[0].GetName() != "eth1" || second[0].GetRxBytes() == nil {
+		t.Errorf("interfaces besides the default one are %v, want eth1", second)
+	}
 	if linux.GetProcess().GetProcessCount().GetValue() == 0 || linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" || len(linux.GetContainers()) != 1 {
 		t.Errorf("pod stats are %v", linux)
 	}
@@ -69,6 +76,20 @@ func tellStatsAndMetrics(t *testing.T, handler string) {
 	contains(t, s.crictl("metricsp"), "container_cpu_usage_seconds_total")
 }
 
+// twoNetworks gives pods a second network.
+func twoNetworks(t *testing.T) func(testenv.Process, testenv.Settings) {
+	const second = `{"cniVersion": "1.0.0", "name": "second", "type": "bridge", "bridge": "crisp1",
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "dataDir": %q}}`
+	return func(p testenv.Process, settings testenv.Settings) {
+		if p != testenv.Sandboxd {
+			return
+		}
+		folder := settings.Get("network.conf_dir").(string)
+		settings.Set("network.max_conf_num", 2)
+		must(t, os.WriteFile(filepath.Join(folder, "20-second.conf"), fmt.Appendf(nil, second, t.TempDir()), 0o644))
+	}
+}
+
 // checkMetrics checks the form of all metrics, and values of one container.
 func (s *system) checkMetrics(pod, id string) {
 	t := s.t
@@ -82,7 +103,7 @@ func (s *system) checkMetrics(pod, id string) {
 	metrics, err := s.CRI.ListPodSandboxMetrics(t.Context(), &criv1.ListPodSandboxMetricsRequest{})
 	must(t, err)
 	values := map[string]uint64{}
-	series := map[string]bool{}
+	series, interfaces := map[string]bool{}, map[string]bool{}
 	for _, p := range metrics.GetPodMetrics() {
 		all := p.GetMetrics()
 		for _, c := range p.GetContainerMetrics() {
@@ -94,6 +115,9 @@ func (s *system) checkMetrics(pod, id string) {
 				t.Errorf("metric %v comes twice or is not described", m)
 			}
 			series[key] = true
+			if strings.HasPrefix(m.GetName(), "container_network_") {
+				interfaces[p.GetPodSandboxId()+m.GetLabelValues()[6]] = true
+			}
 			if p.GetPodSandboxId() == pod && (m.GetLabelValues()[3] == id || m.GetLabelValues()[3] == pod) {
 				values[m.GetName()] = m.GetValue().GetValue()
 			}
@@ -103,11 +127,14 @@ func (s *system) checkMetrics(pod, id string) {
 		"container_memory_usage_bytes": 1, "container_processes": 1, "container_threads": 1, "container_file_descriptors": 1,
 		"container_spec_cpu_quota": 20000, "container_spec_memory_limit_bytes": 64 << 20, "container_cpu_cfs_throttled_periods_total": 1,
 		"container_fs_usage_bytes": 100000, "container_fs_limit_bytes": 1, "container_start_time_seconds": 1, "container_last_seen": 1,
-		"container_network_transmit_packets_total": 0, "container_oom_events_total": 0, "container_ulimits_soft": 1,
+		"container_network_transmit_packets_total": 0, "container_tasks_state": 0, "container_cpu_cfs_burst_periods_total": 0, "container_oom_events_total": 0, "container_ulimits_soft": 1,
 	} {
 		if got, ok := values[name]; !ok || got < least {
 			t.Errorf("%s is %d (there: %v), want at least %d", name, got, ok, least)
 		}
+	}
+	if !interfaces[pod+"eth0"] || !interfaces[pod+"eth1"] {
+		t.Errorf("interfaces with metrics are %v, want eth0 and eth1 of %s", interfaces, pod)
 	}
 }
 

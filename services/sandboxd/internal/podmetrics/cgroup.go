@@ -6,19 +6,46 @@ import (
 
 func processor() []metric {
 	return []metric{
-		counter("container_cpu_usage_seconds_total", "Processor time used, in seconds.",
-			func(f *Figures) uint64 { return seconds(f.CPU) }),
+		{
+			name: "container_cpu_usage_seconds_total", help: "Processor time used, in seconds.",
+			kind: criv1.MetricType_COUNTER, labels: []string{"cpu"}, points: allProcessors,
+		},
 		counter("container_cpu_user_seconds_total", "Processor time used in user mode, in seconds.",
 			func(f *Figures) uint64 { return seconds(f.User) }),
 		counter("container_cpu_system_seconds_total", "Processor time used in the kernel, in seconds.",
 			func(f *Figures) uint64 { return seconds(f.System) }),
-		counter("container_cpu_cfs_periods_total", "Periods of the scheduler's quota that have elapsed.",
-			func(f *Figures) uint64 { return f.Periods }),
-		counter("container_cpu_cfs_throttled_periods_total", "Periods in which the quota was used up.",
-			func(f *Figures) uint64 { return f.Throttled }),
-		counter("container_cpu_cfs_throttled_seconds_total", "Time for which the quota held processes back, in seconds.",
-			func(f *Figures) uint64 { return seconds(f.ThrottledTime) }),
+		limited(counter("container_cpu_cfs_periods_total", "Periods of the scheduler's quota that have elapsed.",
+			func(f *Figures) uint64 { return f.Periods })),
+		limited(counter("container_cpu_cfs_throttled_periods_total", "Periods in which the quota was used up.",
+			func(f *Figures) uint64 { return f.Throttled })),
+		limited(counter("container_cpu_cfs_throttled_seconds_total", "Time for which the quota held processes back, in seconds.",
+			func(f *Figures) uint64 { return seconds(f.ThrottledTime) })),
+		limited(counter("container_cpu_cfs_burst_periods_total", "Periods in which more than the quota was used.",
+			func(f *Figures) uint64 { return f.Bursts })),
+		limited(counter("container_cpu_cfs_burst_seconds_total", "Time used beyond the quota, in seconds.",
+			func(f *Figures) uint64 { return seconds(f.BurstTime) })),
 	}
+}
+
+// allProcessors is the time used of all processors together. kubelet's own reading says so
+// in a label, since it may know each of them.
+func allProcessors(s Sample) []point {
+	if s.Cgroup == nil {
+		return nil
+	}
+	return []point{{labels: []string{"total"}, value: seconds(s.Cgroup.CPU)}}
+}
+
+// limited keeps a line of the table to groups that have a quota.
+func limited(m metric) metric {
+	all := m.points
+	m.points = func(s Sample) []point {
+		if s.Cgroup == nil || s.Cgroup.Quota == 0 {
+			return nil // no quota is no value
+		}
+		return all(s)
+	}
+	return m
 }
 
 func memory() []metric {
@@ -34,12 +61,17 @@ func memory() []metric {
 		metric{
 			name: "container_hugetlb_usage_bytes", help: "Huge pages in use, in bytes.",
 			kind: criv1.MetricType_GAUGE, labels: []string{"pagesize"},
-			points: hugePages(func(h HugePages) uint64 { return h.Usage }),
+			points: hugePages(func(h HugePages) (uint64, bool) { return h.Usage, true }),
 		},
 		metric{
 			name: "container_hugetlb_max_usage_bytes", help: "Most huge pages that were in use at a time, in bytes.",
 			kind: criv1.MetricType_GAUGE, labels: []string{"pagesize"},
-			points: hugePages(func(h HugePages) uint64 { return h.Max }),
+			points: hugePages(func(h HugePages) (uint64, bool) { return h.Max, h.MaxKnown }),
+		},
+		metric{
+			name: "container_hugetlb_failcnt", help: "Times that the use of huge pages met its limit.",
+			kind: criv1.MetricType_COUNTER, labels: []string{"pagesize"},
+			points: hugePages(func(h HugePages) (uint64, bool) { return h.Failures, true }),
 		})
 }
 
@@ -81,14 +113,16 @@ func faults(s Sample) []point {
 	}
 }
 
-func hugePages(value func(HugePages) uint64) func(Sample) []point {
+func hugePages(value func(HugePages) (n uint64, known bool)) func(Sample) []point {
 	return func(s Sample) []point {
 		if s.Cgroup == nil {
 			return nil
 		}
 		var out []point
 		for _, h := range s.Cgroup.HugePages {
-			out = append(out, point{labels: []string{h.Size}, value: value(h)})
+			if n, known := value(h); known {
+				out = append(out, point{labels: []string{h.Size}, value: n})
+			}
 		}
 		return out
 	}
@@ -122,17 +156,9 @@ func pressure() []metric {
 }
 
 func spec() []metric {
-	quota := gauge("container_spec_cpu_quota", "Quota of the processor in microseconds a period.",
-		func(f *Figures) uint64 { return f.Quota })
-	all := quota.points
-	quota.points = func(s Sample) []point {
-		if s.Cgroup == nil || s.Cgroup.Quota == 0 {
-			return nil // no quota is no value
-		}
-		return all(s)
-	}
 	return []metric{
-		quota,
+		limited(gauge("container_spec_cpu_quota", "Quota of the processor in microseconds a period.",
+			func(f *Figures) uint64 { return f.Quota })),
 		gauge("container_spec_cpu_period", "Period of the scheduler's quota, in microseconds.",
 			func(f *Figures) uint64 { return f.Period }),
 		gauge("container_spec_cpu_shares", "Share of the processor.",

@@ -14,6 +14,8 @@ type Figures struct {
 	// Periods of enforcement have elapsed, of which Throttled held the group back, for
 	// ThrottledTime in all.
 	Periods, Throttled, ThrottledTime uint64
+	// Bursts are the periods in which more than the quota was used, BurstTime by how much.
+	Bursts, BurstTime uint64
 	// Shares, Quota and Period are the settings of the scheduler, in the terms of version 1;
 	// a Quota of 0 is none.
 	Shares, Quota, Period uint64
@@ -38,10 +40,13 @@ type Figures struct {
 // Faults are page faults.
 type Faults struct{ Minor, Major uint64 }
 
-// HugePages is the use of huge pages of one size, such as "2MB".
+// HugePages is the use of huge pages of one size, such as "2MB". Failures counts how often
+// it met its limit; Max is there for version 1 only.
 type HugePages struct {
-	Size       string
-	Usage, Max uint64
+	Size            string
+	Usage, Failures uint64
+	Max             uint64
+	MaxKnown        bool
 }
 
 // Device is the use of a block device: bytes and operations by kind of operation, in the
@@ -49,7 +54,13 @@ type HugePages struct {
 type Device struct {
 	Major, Minor uint64
 	Bytes, IOs   map[string]uint64
+	Cost         *Cost // nil if the kernel does not cost the device's work
 }
+
+// Cost is what the cost model of a block device (io.cost) makes of the group's work, in
+// nanoseconds: the device's time that was used, and the time for which the group was held
+// back, had a debt, and was delayed because of it.
+type Cost struct{ Usage, Wait, Indebt, Indelay uint64 }
 
 // Interface is the traffic of a network interface since it was made.
 type Interface struct {
@@ -68,6 +79,8 @@ type Processes struct {
 	FileDescriptors, Sockets uint64
 	// OpenFilesLimit is the soft limit of the first process; 0 if it is gone.
 	OpenFilesLimit uint64
+	// Threads by what they do.
+	Running, Sleeping, Stopped, Uninterruptible uint64
 }
 
 // Filesystem is a file system as a whole.

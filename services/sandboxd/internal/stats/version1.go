@@ -57,6 +57,7 @@ func (r *Reader) more1(group string, f *podmetrics.Figures) {
 	f.User, f.System = times["user"]*uint64(tick), times["system"]*uint64(tick)
 	throttle := parseKeyed(r.firstText(group, "cpu.stat", scheduling()...))
 	f.Periods, f.Throttled, f.ThrottledTime = throttle["nr_periods"], throttle["nr_throttled"], throttle["throttled_time"]
+	f.Bursts, f.BurstTime = throttle["nr_bursts"], throttle["burst_time"]
 	f.Shares = parse(r.firstText(group, "cpu.shares", scheduling()...))
 	f.Period = parse(r.firstText(group, "cpu.cfs_period_us", scheduling()...))
 	f.Quota = parse(r.firstText(group, "cpu.cfs_quota_us", scheduling()...)) // -1 reads as none
@@ -66,7 +67,12 @@ func (r *Reader) more1(group string, f *podmetrics.Figures) {
 	f.Kernel = r.number("memory", group, "memory.kmem.usage_in_bytes")
 	f.OOMKills = r.keyed("memory", group, "memory.oom_control")["oom_kill"]
 	f.TasksMax = parse(r.text("pids", group, "pids.max"))
-	f.HugePages = r.hugePages("hugetlb", group, ".usage_in_bytes", ".max_usage_in_bytes")
+	f.HugePages = r.hugePages("hugetlb", group, ".usage_in_bytes")
+	for i := range f.HugePages {
+		h := &f.HugePages[i]
+		h.Max, h.MaxKnown = r.number("hugetlb", group, "hugetlb."+h.Size+".max_usage_in_bytes"), true
+		h.Failures = r.number("hugetlb", group, "hugetlb."+h.Size+".failcnt")
+	}
 	for _, file := range []string{"blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"} {
 		if text := r.text("blkio", group, file); text != "" {
 			f.Devices = operations(f.Devices, text, func(d *podmetrics.Device) map[string]uint64 { return d.Bytes })
@@ -110,7 +116,7 @@ func (r *Reader) firstText(group, file string, controllers ...string) string {
 }
 
 // hugePages reads the use of huge pages of all sizes.
-func (r *Reader) hugePages(controller, group, usage, most string) []podmetrics.HugePages {
+func (r *Reader) hugePages(controller, group, usage string) []podmetrics.HugePages {
 	entries, err := os.ReadDir(filepath.Join(r.root, controller, group))
 	if err != nil {
 		return nil // gone, or not there in this kernel
@@ -121,11 +127,7 @@ func (r *Reader) hugePages(controller, group, usage, most string) []podmetrics.H
 		if !ok || !strings.HasSuffix(e.Name(), usage) || strings.Contains(size, ".") {
 			continue
 		}
-		h := podmetrics.HugePages{Size: size, Usage: r.number(controller, group, e.Name())}
-		if most != "" {
-			h.Max = r.number(controller, group, "hugetlb."+size+most)
-		}
-		out = append(out, h)
+		out = append(out, podmetrics.HugePages{Size: size, Usage: r.number(controller, group, e.Name())})
 	}
 	return out
 }

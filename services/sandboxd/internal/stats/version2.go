@@ -25,6 +25,8 @@ func (r *Reader) version2(group string) podmetrics.Figures {
 		Periods:       cpu["nr_periods"],
 		Throttled:     cpu["nr_throttled"],
 		ThrottledTime: microseconds(cpu["throttled_usec"]),
+		Bursts:        cpu["nr_bursts"],
+		BurstTime:     microseconds(cpu["burst_usec"]),
 		Memory:        r.number("", group, "memory.current"),
 		InactiveFile:  stat["inactive_file"],
 		ActiveFile:    stat["active_file"],
@@ -59,7 +61,10 @@ func (r *Reader) more2(group string, f *podmetrics.Figures) {
 	events := r.keyed("", group, "memory.events")
 	f.MemoryFailures, f.OOMKills = events["max"], events["oom_kill"]
 	f.TasksMax = parse(r.text("", group, "pids.max"))
-	f.HugePages = r.hugePages("", group, ".current", "")
+	f.HugePages = r.hugePages("", group, ".current")
+	for i := range f.HugePages {
+		f.HugePages[i].Failures = r.keyed("", group, "hugetlb."+f.HugePages[i].Size+".events")["max"]
+	}
 	for line := range strings.Lines(r.text("", group, "io.stat")) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
@@ -93,7 +98,23 @@ func count(d *podmetrics.Device, name string, n uint64) {
 		d.IOs["Write"] = n
 	case "dios":
 		d.IOs["Discard"] = n
+	case "cost.usage":
+		cost(d).Usage = microseconds(n)
+	case "cost.wait":
+		cost(d).Wait = microseconds(n)
+	case "cost.indebt":
+		cost(d).Indebt = microseconds(n)
+	case "cost.indelay":
+		cost(d).Indelay = microseconds(n)
 	}
+}
+
+// cost is the cost of a device, made when it is first asked for.
+func cost(d *podmetrics.Device) *podmetrics.Cost {
+	if d.Cost == nil {
+		d.Cost = &podmetrics.Cost{}
+	}
+	return d.Cost
 }
 
 // kernelMemory is the kernel's own part; old kernels give only its pieces.
