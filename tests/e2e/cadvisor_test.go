@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -80,6 +82,7 @@ func answerCAdvisor(t *testing.T, handler string) {
 		}
 	}
 	sameNetwork(ctx, t, tasks, pod, id)
+	s.standIns(ctx, tasks)
 
 	_, err = containers.Get(ctx, &containersapi.GetContainerRequest{ID: strings.Repeat("0", len(id))})
 	wantStatus(t, "unknown container", err, codes.NotFound)
@@ -101,6 +104,62 @@ func answerCAdvisor(t *testing.T, handler string) {
 	}
 	must(t, s.Run(testenv.Sandboxd))
 	must(t, s.WaitReady(t.Context()))
+}
+
+// standIns checks that a pod without a process of its own has a cgroup by which cAdvisor finds it,
+// as long as a process runs in it, and a new one when another process stands for it.
+func (s *system) standIns(ctx context.Context, tasks tasksapi.TasksClient) {
+	t := s.t
+	t.Helper()
+	pod, config := s.pod("plain")
+	first := s.container(pod, config, containerConfig("first", "sleep 1000"))
+	inode := s.podGroup(config, pod, 0)
+	sameNetwork(ctx, t, tasks, pod, first)
+	second := s.container(pod, config, containerConfig("second", "sleep 1000"))
+	_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: first})
+	must(t, err)
+	s.podGroup(config, pod, inode)
+	sameNetwork(ctx, t, tasks, pod, second)
+	_, err = s.CRI.StopPodSandbox(t.Context(), &criv1.StopPodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+	eventually(t, "end of the pod's cgroup", func() error {
+		if found := podGroups(config, pod); len(found) != 0 {
+			return fmt.Errorf("there are %v", found)
+		}
+		return nil
+	})
+}
+
+// podGroups are the cgroups named after a pod's sandbox.
+func podGroups(config *criv1.PodSandboxConfig, pod string) []string {
+	parent := config.GetLinux().GetCgroupParent()
+	var out []string
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		found, _ := filepath.Glob(filepath.Join(root, parent, pod)) // the pattern is well-formed
+		out = append(out, found...)
+	}
+	return out
+}
+
+// podGroup waits for the cgroup of a pod that is not the one with an inode, and gives its inode.
+func (s *system) podGroup(config *criv1.PodSandboxConfig, pod string, but uint64) (inode uint64) {
+	s.t.Helper()
+	eventually(s.t, "cgroup of the pod", func() error {
+		found := podGroups(config, pod)
+		if len(found) == 0 {
+			return errors.New("there is none")
+		}
+		info, err := os.Stat(found[0])
+		if err != nil {
+			return err
+		}
+		inode = info.Sys().(*syscall.Stat_t).Ino
+		if inode == but {
+			return errors.New("it is the old one")
+		}
+		return nil
+	})
+	return inode
 }
 
 // sameNetwork checks that the processes of a pod and of its container share a network that is

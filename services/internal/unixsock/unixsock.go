@@ -3,8 +3,9 @@
 //
 // A socket is never open to more users than configured, not even between its creation
 // and the setting of its mode. A socket left behind by a dead process is replaced, one
-// that is served by a living process is not. A socket passed by the service manager is
-// taken over as it is.
+// that is served by a living process is not. Closing a listener removes the socket that
+// it made and no other one that has taken its place. A socket passed by the service
+// manager is taken over as it is.
 package unixsock
 
 import (
@@ -18,6 +19,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -77,7 +79,8 @@ func (c Config) Validate() error {
 // manager passed a socket under the file name of cfg.Path (FileDescriptorName=), that
 // one is used and nothing is changed on disk. A path that another process serves gives
 // errdefs.ErrAlreadyExists, a path that is something else than a socket gives
-// errdefs.ErrFailedPrecondition. Closing the listener removes the socket it made.
+// errdefs.ErrFailedPrecondition. Closing the listener removes the socket, unless
+// another one has taken its place meanwhile: some programs replace whatever is there.
 func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("socket: %w: %w", errdefs.ErrInvalidArgument, err)
@@ -105,7 +108,40 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if err := SetAccess(cfg.Path, cfg.Owner, cfg.Group, mode); err != nil {
 		return nil, errors.Join(fmt.Errorf("socket %s: %w", cfg.Path, err), lis.Close())
 	}
-	return lis, nil
+	return own(lis, cfg.Path)
+}
+
+// own returns a listener that removes only the socket that it made.
+func own(lis net.Listener, path string) (net.Listener, error) {
+	socket, ok := lis.(*net.UnixListener)
+	if !ok {
+		return lis, nil
+	}
+	made, err := os.Lstat(path)
+	if err != nil {
+		socket.SetUnlinkOnClose(false) // not ours any more
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), socket.Close())
+	}
+	return &listener{UnixListener: socket, path: path, made: made}, nil
+}
+
+type listener struct {
+	*net.UnixListener
+
+	path  string
+	made  fs.FileInfo
+	leave sync.Once
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.leave.Do(func() {
+		there, err := os.Lstat(l.path)
+		if err != nil || !os.SameFile(there, l.made) {
+			l.SetUnlinkOnClose(false)
+		}
+	})
+	return l.UnixListener.Close()
 }
 
 // closedToAll sets the mode of the socket before it is bound: the file that bind makes

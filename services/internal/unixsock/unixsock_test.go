@@ -64,6 +64,32 @@ func TestListenReplacesOnlyStaleSockets(t *testing.T) {
 	_ = conn.Close()
 }
 
+func TestSocketsOfOthersAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "x.sock")
+	first, err := unixsock.Listen(t.Context(), unixsock.Config{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Another program removes the socket and makes its own.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the other's socket: %v", err)
+	}
+	_ = conn.Close()
+}
+
 func TestListenRefuses(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

@@ -284,7 +284,7 @@ func (a *App) Parts() []lifecycle.Part {
 		}})
 	}
 	if a.cadvisor != nil {
-		parts = append(parts, a.cadvisorPart())
+		parts = append(parts, a.cadvisorParts()...)
 	}
 	return append(parts, a.server.Part("server"), lifecycle.Part{Name: "pulls", Run: a.stopPulls})
 }

@@ -2,8 +2,10 @@ package app
 
 import (
 	"context"
-	"log/slog"
+	"fmt"
 	"time"
+
+	"github.com/containerd/errdefs"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
@@ -14,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/view"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
 )
 
 // cadvisorRecords fits the engine to package cadvisor.
@@ -37,6 +40,30 @@ func (r cadvisorRecords) CgroupsPath(rec *recordv1.Sandbox) string {
 	return resource.CgroupsPath(rec.GetConfig().GetLinux().GetCgroupParent(), rec.GetId(), r.systemd)
 }
 
+// cadvisorGroups fits the cgroups to package cadvisor.
+type cadvisorGroups struct{}
+
+var _ cadvisor.Cgroups = cadvisorGroups{}
+
+// Make implements cadvisor.Cgroups.
+func (cadvisorGroups) Make(id, cgroupsPath string) error {
+	_, err := cgroup.Make(id, cgroupsPath)
+	return err
+}
+
+// Remove implements cadvisor.Cgroups.
+func (cadvisorGroups) Remove(id, cgroupsPath string) error {
+	group, err := cgroup.Find(id, cgroupsPath)
+	if err != nil {
+		return err
+	}
+	return group.Remove()
+}
+
+func (a *App) cadvisorRecords() cadvisorRecords {
+	return cadvisorRecords{Views: a.engine.Views, engine: a.engine, systemd: systemdCgroup(a.cfg)}
+}
+
 // buildCAdvisor builds the server that answers cAdvisor, if there is to be one.
 func (a *App) buildCAdvisor() error {
 	if a.cfg.CAdvisor.Socket == "" {
@@ -47,22 +74,22 @@ func (a *App) buildCAdvisor() error {
 	cfg.DrainTimeout = config.Duration(time.Second) // what waits for the recovery waits in vain
 	var err error
 	a.cadvisor, err = rpc.NewServer(cfg, a.tel, append(
-		cadvisor.Services(cadvisorRecords{Views: a.engine.Views, engine: a.engine, systemd: systemdCgroup(a.cfg)}, build.Version, build.Commit),
-		rpc.WithoutDeadlineFloor(),
+		cadvisor.Services(a.cadvisorRecords(), build.Version, build.Commit), rpc.WithoutDeadlineFloor(),
 	)...)
 	return err
 }
 
-func (a *App) cadvisorPart() lifecycle.Part {
-	part := a.cadvisor.Part("cadvisor")
-	part.Run = func(ctx context.Context, ready func()) error {
-		lis, err := cadvisor.Listen(ctx, a.cfg.CAdvisor.Socket)
-		if err != nil {
-			return err
+// cadvisorParts are the server and, after it, the groups that make cAdvisor ask.
+func (a *App) cadvisorParts() []lifecycle.Part {
+	server := a.cadvisor.Part("cadvisor")
+	serve := server.Run
+	server.Run = func(ctx context.Context, ready func()) error {
+		err := serve(ctx, ready)
+		if errdefs.IsAlreadyExists(err) {
+			return fmt.Errorf("%w; cadvisor.socket is for nodes without containerd: stop what listens there, or unset the key", err)
 		}
-		a.tel.Log.InfoContext(ctx, "cAdvisor is answered", slog.String("address", lis.Addr().String()))
-		ready()
-		return a.cadvisor.Serve(ctx, lis)
+		return err
 	}
-	return part
+	groups := cadvisor.NewGroups(a.cadvisorRecords(), cadvisorGroups{}, a.tel.Log)
+	return []lifecycle.Part{server, {Name: "cadvisor-groups", Run: groups.Run}}
 }

@@ -46,11 +46,15 @@ type Records interface {
 	Sandbox(id string) (*recordv1.Sandbox, error)
 	// Container finds a visible container. Errors: ErrNotFound.
 	Container(id string) (*recordv1.Container, error)
-	// Containers are the visible containers of a sandbox, oldest first.
+	// Sandboxes are the visible sandboxes.
+	Sandboxes() ([]*recordv1.Sandbox, error)
+	// Containers are the visible containers of a sandbox, or of all if none is given, oldest
+	// first.
 	Containers(sandboxID string) ([]*recordv1.Container, error)
 	// RuntimeType is the type of a sandbox's shim.
 	RuntimeType(sandboxID string) string
-	// CgroupsPath is the cgroup of a sandbox's init process, as a specification has it.
+	// CgroupsPath is the cgroup of a sandbox's own process, as a specification has it,
+	// whether there is such a process or not.
 	CgroupsPath(*recordv1.Sandbox) string
 }
 
@@ -180,7 +184,7 @@ func (t tasks) Get(ctx context.Context, req *tasksapi.GetRequest) (*tasksapi.Get
 // insideOf is a process in the namespaces of a sandbox: its init process or the first process
 // of its oldest running container; 0 if there is none.
 func (t tasks) insideOf(rec *recordv1.Sandbox) (uint32, error) {
-	if state := rec.GetState(); rec.GetExitedAt() != nil || state == recordv1.SandboxState_SANDBOX_STATE_STOPPED {
+	if ended(rec) {
 		return 0, nil
 	}
 	if rec.GetPid() != 0 {
@@ -190,12 +194,21 @@ func (t tasks) insideOf(rec *recordv1.Sandbox) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
+	return oldest(list), nil
+}
+
+func ended(rec *recordv1.Sandbox) bool {
+	return rec.GetExitedAt() != nil || rec.GetState() == recordv1.SandboxState_SANDBOX_STATE_STOPPED
+}
+
+// oldest is the first process of the oldest container that runs; 0 if none does.
+func oldest(list []*recordv1.Container) uint32 {
 	for _, c := range list {
 		if pid := running(c); pid != 0 {
-			return pid, nil
+			return pid
 		}
 	}
-	return 0, nil
+	return 0
 }
 
 // running is the first process of a container; 0 if it does not run.

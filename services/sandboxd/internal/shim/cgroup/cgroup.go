@@ -2,7 +2,7 @@
 // times when no shim is left to do it. It knows cgroup v1, v2 and both side by side.
 //
 // It never touches a group whose name does not carry the container's id: a wrong path must
-// not end anything else. It changes no limits and makes no groups.
+// not end anything else. It changes no limits, and the groups that it makes are empty.
 package cgroup
 
 import (
@@ -37,30 +37,74 @@ type Group struct {
 // A container without any group has an empty one.
 func Find(id, cgroupsPath string) (Group, error) {
 	g := Group{id: id}
-	path, err := resolve(id, cgroupsPath)
+	dirs, err := places(id, cgroupsPath)
 	if err != nil {
 		return g, err
 	}
+	for _, dir := range dirs {
+		if isDir(dir) {
+			g.dirs = append(g.dirs, dir)
+		}
+	}
+	return g, nil
+}
+
+// Make makes an empty group for an id, in all hierarchies that have its parent. A group that
+// is there is no error. Errors: as Find, ErrNotFound if no hierarchy has the parent.
+func Make(id, cgroupsPath string) (Group, error) {
+	g := Group{id: id}
+	dirs, err := places(id, cgroupsPath)
+	if err != nil {
+		return g, err
+	}
+	for _, dir := range dirs {
+		err := os.Mkdir(dir, 0o755)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return g, errors.Join(err, g.Remove())
+		}
+		g.dirs = append(g.dirs, dir)
+	}
+	if len(g.dirs) == 0 {
+		return g, fmt.Errorf("parent of cgroup %q: %w", cgroupsPath, errdefs.ErrNotFound)
+	}
+	return g, nil
+}
+
+// places are the folders that a group has or would have, one in each hierarchy.
+func places(id, cgroupsPath string) ([]string, error) {
+	path, err := resolve(id, cgroupsPath)
+	if err != nil {
+		return nil, err
+	}
 	if id == "" || !strings.Contains(filepath.Base(path), id) {
-		return g, fmt.Errorf("cgroup %q does not name container %q: %w", path, id, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("cgroup %q does not name container %q: %w", path, id, errdefs.ErrInvalidArgument)
 	}
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return m.FSType != "cgroup" && m.FSType != "cgroup2", false
 	})
 	if err != nil {
-		return g, fmt.Errorf("cgroup mounts: %w", err)
+		return nil, fmt.Errorf("cgroup mounts: %w", err)
 	}
 	own, err := ownGroups("/proc/self/cgroup")
 	if err != nil {
-		return g, err
+		return nil, err
 	}
+	var out []string
 	for _, m := range mounts {
 		dir := filepath.Join(m.Mountpoint, within(path, m, own))
-		if st, err := os.Stat(dir); err == nil && st.IsDir() && !slices.Contains(g.dirs, dir) {
-			g.dirs = append(g.dirs, dir)
+		if !slices.Contains(out, dir) {
+			out = append(out, dir)
 		}
 	}
-	return g, nil
+	return out, nil
+}
+
+func isDir(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
 }
 
 // within is the group's path below a mount point. A relative path starts at the group of

@@ -74,6 +74,16 @@ func TestFindRefusesForeignGroups(t *testing.T) {
 	}
 }
 
+func TestMakeNeedsAParent(t *testing.T) {
+	const id = "0123456789ab"
+	if _, err := Make(id, "/no/such/parent/"+id); !errdefs.IsNotFound(err) {
+		t.Errorf("without a parent: %v", err)
+	}
+	if _, err := Make(id, "/other"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a foreign group: %v", err)
+	}
+}
+
 // A folder stands in for a group: reading processes and giving up in time need no more.
 func TestPidsAndGivingUp(t *testing.T) {
 	dir := t.TempDir()
