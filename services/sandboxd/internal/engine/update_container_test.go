@@ -38,6 +38,24 @@ func TestRefusedUpdateOfAContainerIsTakenBack(t *testing.T) {
 	}
 }
 
+// A set of processors that nobody chose has no value of its own: the one in force comes back.
+func TestRefusedSetOfProcessorsIsTakenBack(t *testing.T) {
+	n := start(t, newWorld(t), "boot")
+	n.session(t, "gw")
+	id := startContainer(t, n, runPod(t, n, "a"), "c")
+	n.w.set("tasks.update", errdefs.ErrFailedPrecondition)
+	asked := memory(5)
+	asked.CpusetCpus = "1"
+	if _, err := n.Containers.Update(t.Context(), id, asked, nil, nil); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("refused update: %v", err)
+	}
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if got := n.w.cpus[id]; got != "0-3" {
+		t.Errorf("the cgroup has the processors %q, want 0-3", got)
+	}
+}
+
 // Huge pages can be limited before a container runs, and not changed afterwards.
 func TestHugePagesOfARunningContainerAreFixed(t *testing.T) {
 	n := start(t, newWorld(t), "boot")

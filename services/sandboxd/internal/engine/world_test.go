@@ -41,8 +41,10 @@ type world struct {
 	calls map[string]int   // by operation name
 	procs map[string]*proc // by container id
 	inits map[string]bool  // whether a sandbox has a process of its own
-	// limits are the memory limits of sandboxes.
+	// limits are the memory limits of sandboxes and containers, cpus the sets of processors
+	// of containers.
 	limits map[string]int64
+	cpus   map[string]string
 	// steps are the pauses, checkpoints and resumptions in their order.
 	steps []string
 	// slow makes a checkpoint last as long as its context.
@@ -62,7 +64,7 @@ type proc struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, inits: map[string]bool{}, limits: map[string]int64{}, applied: map[string]string{},
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, inits: map[string]bool{}, limits: map[string]int64{}, cpus: map[string]string{}, applied: map[string]string{},
 		path: filepath.Join(t.TempDir(), "records.db"),
 	}
 }
@@ -452,6 +454,9 @@ func (k tasks) Update(_ context.Context, _, id string, r *specs.LinuxResources, 
 	if r.Memory != nil && r.Memory.Limit != nil {
 		k.w.limits[id] = *r.Memory.Limit
 	}
+	if r.CPU != nil && r.CPU.Cpus != "" {
+		k.w.cpus[id] = r.CPU.Cpus
+	}
 	k.w.mu.Unlock()
 	return k.w.do("tasks.update", func() {})
 }
@@ -567,6 +572,9 @@ func (specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources,
 		undo = spec.Linux.Resources
 	}
 	change = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(r.GetMemoryLimitInBytes())}}
+	if r.GetCpusetCpus() != "" {
+		change.CPU = &specs.LinuxCPU{Cpus: r.GetCpusetCpus()}
+	}
 	if spec.Linux != nil {
 		spec.Linux.Resources = &specs.LinuxResources{Memory: change.Memory}
 		for _, l := range r.GetHugepageLimits() {
@@ -601,6 +609,8 @@ func (p programs) Heeds(uint32, syscall.Signal) bool {
 type cgroups struct{}
 
 func (cgroups) OOMKills(string) uint64 { return 0 }
+
+func (cgroups) Sets(string) (cpus, mems string) { return "0-3", "0" }
 
 func (cgroups) SetOOMScore(context.Context, string, string, int, int) error { return nil }
 

@@ -8,6 +8,7 @@
 package stats
 
 import (
+	"cmp"
 	"path"
 	"strings"
 
@@ -85,6 +86,20 @@ func (r *Reader) OOMKills(cgroupsPath string) uint64 {
 		return r.keyed("", group, "memory.events")["oom_kill"]
 	}
 	return r.keyed("memory", group, "memory.oom_control")["oom_kill"]
+}
+
+// Sets returns the processors and the memory nodes that a cgroup may use, as lists in the
+// kernel's form; empty if it is gone or has no such limits.
+func (r *Reader) Sets(cgroupsPath string) (cpus, mems string) {
+	group := Path(cgroupsPath)
+	if !r.unified {
+		return r.text("cpuset", group, "cpuset.cpus"), r.text("cpuset", group, "cpuset.mems")
+	}
+	of := func(file string) string {
+		// An empty set is the parent's.
+		return cmp.Or(r.text("", group, file), r.text("", group, file+".effective"))
+	}
+	return of("cpuset.cpus"), of("cpuset.mems")
 }
 
 // Path returns the folder of a cgroup, below the root of its hierarchy, from what an OCI

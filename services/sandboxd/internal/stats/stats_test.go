@@ -170,6 +170,22 @@ func TestGoneCgroup(t *testing.T) {
 	}
 }
 
+func TestSets(t *testing.T) {
+	t.Parallel()
+	v1 := New(tree(t, map[string]string{"cpuset/c/cpuset.cpus": "0-3\n", "cpuset/c/cpuset.mems": "0\n"}), false)
+	v2 := New(tree(t, map[string]string{
+		"c/cpuset.cpus": "\n", "c/cpuset.cpus.effective": "0-3\n", "c/cpuset.mems": "0\n", "c/cpuset.mems.effective": "0-1\n",
+	}), true)
+	for _, r := range []*Reader{v1, v2} {
+		if cpus, mems := r.Sets("/c"); cpus != "0-3" || mems != "0" {
+			t.Errorf("processors %q, memory nodes %q", cpus, mems)
+		}
+		if cpus, mems := r.Sets("/gone"); cpus+mems != "" {
+			t.Errorf("a group that is gone has %q, %q", cpus, mems)
+		}
+	}
+}
+
 func TestPath(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{

@@ -64,6 +64,7 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 		return view.Container{}, err
 	}
 	if rec.GetState() == table.ContainerRunning {
+		u.keepSets(rec, change, undo)
 		err = refused(u.p.Tasks.Update(ctx, c.Sandbox.ID, id, change, annotations))
 		if err == nil {
 			err = u.setOOMScore(ctx, c, before, score)
@@ -88,6 +89,24 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 		return view.Container{}, err
 	}
 	return u.p.Views.Of(c), nil
+}
+
+// keepSets completes what takes a change back by the sets of processors and memory nodes that
+// are in force: a container that was given none has its parent's, and no value stands for that.
+func (u *UseCases) keepSets(rec *recordv1.Container, change, undo *specs.LinuxResources) {
+	if change.CPU == nil {
+		return
+	}
+	if undo.CPU == nil {
+		undo.CPU = &specs.LinuxCPU{}
+	}
+	cpus, mems := u.p.Cgroups.Sets(rec.GetCgroupsPath())
+	if change.CPU.Cpus != "" && undo.CPU.Cpus == "" {
+		undo.CPU.Cpus = cpus
+	}
+	if change.CPU.Mems != "" && undo.CPU.Mems == "" {
+		undo.CPU.Mems = mems
+	}
 }
 
 // refused classifies what an OCI runtime says about a change. Its words have no class: the

@@ -350,6 +350,9 @@ type Cgroups interface {
 	// OOMKills returns how many processes of a cgroup the kernel killed for lack of memory;
 	// 0 if the cgroup is gone.
 	OOMKills(cgroupsPath string) uint64
+	// Sets returns the processors and the memory nodes that a cgroup may use, as lists in the
+	// kernel's form; empty if the cgroup is gone or has no such limits.
+	Sets(cgroupsPath string) (cpus, mems string)
 	// SetOOMScore changes the OOM score adjustment of a container's processes that have the
 	// value from. Errors: ErrInvalidArgument for a cgroup that is not the container's own.
 	SetOOMScore(ctx context.Context, id, cgroupsPath string, from, to int) error

@@ -172,9 +172,9 @@ func Checked(change *specs.LinuxResources, on host.Facts) *specs.LinuxResources 
 }
 
 // Restoring returns what takes a change back in a cgroup that had the resources before. What
-// had no value before gets the one that stands for no limit, or the kernel's default; a set of
-// processors or memory nodes, and keys of the unified hierarchy that are not known here, have
-// none and stay.
+// had no value before gets the one that stands for no limit, or the kernel's default. A set of
+// processors or memory nodes has none, it is left to the caller, who can look at the cgroup; keys
+// of the unified hierarchy that are not known here stay.
 func Restoring(before, change *specs.LinuxResources) *specs.LinuxResources {
 	if before == nil {
 		before = &specs.LinuxResources{}
