@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -26,6 +27,11 @@ func TestPodLifeWithCrictl(t *testing.T) {
 	}
 	contains(t, s.crictl("pods"), "life", "Ready")
 	contains(t, s.crictl("inspectp", pod), `"SANDBOX_READY"`, "10.88.", `"crisp.test/pod"`)
+	// Tools enter the network of a pod by the path that its specification has.
+	netns := s.crictl("inspectp", "-o", "go-template", "--template",
+		`{{range .info.runtimeSpec.linux.namespaces}}{{if eq .type "network"}}{{.path}}{{end}}{{end}}`, pod)
+	_, err := os.Stat(strings.TrimSpace(netns))
+	must(t, err)
 
 	container := strings.TrimSpace(s.crictl("create", pod, containerFile, podFile))
 	contains(t, s.crictl("ps", "-a"), "talker", "Created")

@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -198,7 +199,8 @@ func (v *Views) ContainerInfo(id string) (map[string]string, error) {
 	rec := c.Record()
 	info, err := json.Marshal(map[string]any{
 		"sandboxID": rec.GetSandboxId(), "pid": rec.GetPid(), "snapshotKey": rec.GetId(), "snapshotter": rec.GetSnapshotter(),
-		"runtimeType": c.Sandbox.Handler.RuntimeType, "cgroupsPath": rec.GetCgroupsPath(),
+		"runtimeType": c.Sandbox.Handler.RuntimeType, "runtimeOptions": runtimeOptions(c.Sandbox.Handler), "cgroupsPath": rec.GetCgroupsPath(),
+		"privileged":  rec.GetConfig().GetLinux().GetSecurityContext().GetPrivileged(),
 		"runtimeSpec": json.RawMessage(orNull(rec.GetSpec())), "config": rec.GetConfig(),
 	})
 	if err != nil {
@@ -207,7 +209,9 @@ func (v *Views) ContainerInfo(id string) (map[string]string, error) {
 	return map[string]string{"info": string(info)}, nil
 }
 
-// SandboxInfo is the verbose information on a sandbox.
+// SandboxInfo is the verbose information on a sandbox, in the form that operators know. Its
+// runtimeSpec says what there is of a pod without a process too: above all the paths of its
+// namespaces, by which tools enter them.
 func (v *Views) SandboxInfo(ctx context.Context, id string) (map[string]string, error) {
 	s, err := v.p.Table.Sandbox(id)
 	if err != nil {
@@ -220,13 +224,40 @@ func (v *Views) SandboxInfo(ctx context.Context, id string) (map[string]string, 
 	}
 	info, err := json.Marshal(map[string]any{
 		"pid": rec.GetPid(), "shimPid": shim.ShimPid, "shim": shim.Info, "runtimeHandler": rec.GetRuntimeHandler(),
-		"runtimeType": s.Handler.RuntimeType, "namespaces": rec.GetNamespaces(), "ips": rec.GetIps(),
+		"runtimeType": s.Handler.RuntimeType, "runtimeOptions": runtimeOptions(s.Handler), "runtimeSpec": sandboxSpec(rec),
+		"namespaces": rec.GetNamespaces(), "netNamespaceClosed": rec.GetNetnsPath() != "" && rec.GetState() == table.SandboxStopped, "ips": rec.GetIps(),
 		"cniResult": json.RawMessage(orNull(rec.GetCniResult())), "config": rec.GetConfig(),
 	})
 	if err != nil {
 		return nil, err
 	}
 	return map[string]string{"info": string(info)}, nil
+}
+
+// sandboxSpec is a pod in the form of an OCI specification.
+func sandboxSpec(rec *recordv1.Sandbox) *specs.Spec {
+	cfg := rec.GetConfig()
+	out := &specs.Spec{
+		Version: specs.Version, Hostname: cfg.GetHostname(), Annotations: cfg.GetAnnotations(),
+		Linux: &specs.Linux{Sysctl: cfg.GetLinux().GetSysctls()},
+	}
+	for _, kind := range slices.Sorted(maps.Keys(rec.GetNamespaces())) {
+		out.Linux.Namespaces = append(out.Linux.Namespaces, specs.LinuxNamespace{Type: specs.LinuxNamespaceType(kind), Path: rec.GetNamespaces()[kind]})
+	}
+	return out
+}
+
+// runtimeOptions are the options of a handler's shim by the names that containerd has for them.
+func runtimeOptions(h pod.Handler) map[string]any {
+	out := map[string]any{"systemd_cgroup": h.SystemdCgroup}
+	if h.BinaryName != "" {
+		out["binary_name"] = h.BinaryName
+	}
+	if h.Root != "" {
+		out["root"] = h.Root
+	}
+	maps.Copy(out, h.Options)
+	return out
 }
 
 func orNull(b []byte) []byte {
