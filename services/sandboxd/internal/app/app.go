@@ -111,11 +111,12 @@ type App struct {
 	handlers   atomic.Pointer[pod.Handlers]
 	node       *api.Node
 	features   map[string]*criv1.RuntimeHandlerFeatures // by handler
+	metrics    *metrics
 }
 
 // New opens the stores and builds every part; nothing is started. Close what it returns.
 func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *App, err error) {
-	a := &App{cfg: cfg, tel: tel, work: api.NewWork(tel.Log), classes: new(classes.Classes)}
+	a := &App{cfg: cfg, tel: tel, work: api.NewWork(tel.Log), classes: new(classes.Classes), metrics: newMetrics(tel)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Close())
@@ -201,9 +202,9 @@ func (a *App) buildEngine(ctx context.Context) error {
 	a.engine = engine.New(ctx, engine.Config{
 		Handler: func(name string) (pod.Handler, error) { return a.handlers.Load().Find(name) },
 		BootID:  strings.TrimSpace(string(boot)), SessionGrace: cfg.Runtime.SessionGrace.Std(),
-		ContainerDir: filepath.Join(cfg.Root, "containers"),
+		ContainerDir: filepath.Join(cfg.Root, "containers"), Ended: a.metrics.ended,
 	}, engine.Ports{
-		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: a.network,
+		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: meteredNetwork{a.network, a.metrics},
 		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
 			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
 		})},
@@ -217,6 +218,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 func (a *App) imageChanged(ctx context.Context, topic string, event any) {
 	switch m := event.(type) {
 	case *eventv1.ImageProgress:
+		a.metrics.pulled(m)
 		if a.passing != nil {
 			a.passing.Tell(ctx, pod.Namespace, topic, "progress-"+rand.Text(), m)
 		}

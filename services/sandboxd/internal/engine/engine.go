@@ -52,6 +52,8 @@ type Config struct {
 	SessionGrace time.Duration
 	// ContainerDir is the folder under which a container's volumes live.
 	ContainerDir string
+	// Ended, if set, is told the reason of each end of a container, once it is recorded.
+	Ended func(reason string)
 }
 
 // Engine is the use cases put together. Everything in it is safe for concurrent use.
@@ -77,7 +79,7 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 	e.Exec = exec.New(exec.Parts{Table: e.table, Work: e.work, Tasks: p.Tasks, IO: p.IO, Specs: p.Specs, Log: log})
 	e.Tasks = task.New(task.Parts{
 		Table: e.table, Work: e.work, Tasks: p.Tasks, IO: p.IO, Rootfs: p.Rootfs, Programs: p.Programs, Cgroups: p.Cgroups,
-		BootID: cfg.BootID, ContainerDir: cfg.ContainerDir, Log: log, Tracer: tracer,
+		BootID: cfg.BootID, ContainerDir: cfg.ContainerDir, Ended: cfg.Ended, Log: log, Tracer: tracer,
 	})
 	e.Containers = container.New(container.Parts{
 		Table: e.table, Work: e.work, Driver: e.Tasks, Views: e.Views, Images: p.Images, Rootfs: p.Rootfs,

@@ -80,6 +80,9 @@ func (d *Driver) endContainer(ctx context.Context, c *table.Container, exit pod.
 	}
 	defer c.NoteDeleting()()
 	c.NoteExited()
+	if d.p.Ended != nil {
+		d.p.Ended(c.Record().GetReason())
+	}
 	d.p.Log.InfoContext(ctx, "container ended", slog.String("container_id", c.ID), slog.Int("exit_code", int(exit.Code)))
 	d.deleteTask(ctx, c)
 }

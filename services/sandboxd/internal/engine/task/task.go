@@ -30,8 +30,10 @@ type Parts struct {
 	BootID string
 	// ContainerDir is the folder under which a container's volumes live.
 	ContainerDir string
-	Log          *slog.Logger
-	Tracer       trace.Tracer
+	// Ended, if set, is told the reason of each recorded end.
+	Ended  func(reason string)
+	Log    *slog.Logger
+	Tracer trace.Tracer
 }
 
 // Driver drives tasks. Its methods are safe for concurrent use.
