@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/api"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
@@ -64,9 +65,19 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 	return image.Config{
 		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
+		Decode:       decode.Config{Programs: streamProcessors(cfg), NodeKeys: cfg.Image.KeyModel == "node"},
 		Verifiers:    image.Verifiers{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
 		Snapshotters: snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
 	}
+}
+
+func streamProcessors(cfg config.Config) []decode.Program {
+	var out []decode.Program
+	for _, name := range slices.Sorted(maps.Keys(cfg.Image.StreamProcessors)) {
+		p := cfg.Image.StreamProcessors[name]
+		out = append(out, decode.Program{Name: name, Accepts: p.Accepts, Returns: p.Returns, Path: p.Path, Args: p.Args, Env: p.Env})
+	}
+	return out
 }
 
 func systemdCgroup(cfg config.Config) bool { return cfg.Runtime.CgroupDriver == "systemd" }

@@ -5,8 +5,10 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/services/internal/admin"
@@ -113,6 +115,18 @@ type Image struct {
 	MaxVerifiers           int             `toml:"max_verifiers" comment:"Most programs that verifier_dir may have."`
 	VerifierTimeout        config.Duration `toml:"per_verifier_timeout" comment:"Limit of each verifier."`
 	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
+	KeyModel               string          `toml:"decryption_key_model" comment:"\"node\": stream processors are told what they need to decrypt a layer with keys of the node; empty: they are not."`
+	// StreamProcessors are programs by their names.
+	StreamProcessors map[string]StreamProcessor `toml:"stream_processors" comment:"Programs that read layers of media types of their own, for example encrypted ones, in the form of containerd's."`
+}
+
+// StreamProcessor is a program that turns layers of some media types into another.
+type StreamProcessor struct {
+	Accepts []string `toml:"accepts"`
+	Returns string   `toml:"returns"`
+	Path    string   `toml:"path"`
+	Args    []string `toml:"args"`
+	Env     []string `toml:"env"`
 }
 
 // Network describes CNI.
@@ -172,6 +186,8 @@ func Default() Config {
 			MaxVerifiers:           10,
 			VerifierTimeout:        config.Duration(10 * time.Second),
 			PinnedImages:           []string{},
+			KeyModel:               "node",
+			StreamProcessors:       map[string]StreamProcessor{},
 		},
 		Network: Network{
 			ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni"},
@@ -260,7 +276,40 @@ func (i Image) Validate() error {
 	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
 		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
 		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile), optionalPath("verifier_dir", i.VerifierDir),
-		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout))
+		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout),
+		oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))
+}
+
+func checkStreamProcessors(programs map[string]StreamProcessor) error {
+	var errs []error
+	accepted := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		p, key := programs[name], "stream_processors."+name
+		if p.Path == "" {
+			errs = append(errs, fmt.Errorf("%s.path: must not be empty, write for example \"ctd-decoder\"", key))
+		}
+		if p.Returns == "" {
+			errs = append(errs, fmt.Errorf("%s.returns: must not be empty, write for example \"application/vnd.oci.image.layer.v1.tar+gzip\"", key))
+		}
+		if len(p.Accepts) == 0 {
+			errs = append(errs, fmt.Errorf("%s.accepts: must name a media type, such as \"application/vnd.oci.image.layer.v1.tar+gzip+encrypted\"", key))
+		}
+		for _, mediaType := range p.Accepts {
+			if other, ok := accepted[mediaType]; ok {
+				errs = append(errs, fmt.Errorf("%s.accepts: %q is accepted by %q already", key, mediaType, other))
+			}
+			accepted[mediaType] = name
+			if mediaType == p.Returns {
+				errs = append(errs, fmt.Errorf("%s.returns: %q is what it accepts", key, mediaType))
+			}
+		}
+		for _, variable := range p.Env {
+			if name, _, ok := strings.Cut(variable, "="); !ok || name == "" {
+				errs = append(errs, fmt.Errorf("%s.env: %q is no variable, write NAME=value", key, variable))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func fetchBuffer(size config.ByteSize) error {

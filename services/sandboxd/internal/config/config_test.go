@@ -42,26 +42,40 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"x.privileged_without_host_devices_all_devices_allowed": func(c *Config) {
 			c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", AllDevicesAllowed: true}
 		},
-		"annotation pattern":       func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
-		"max_line_size":            func(c *Config) { c.Logs.MaxLineSize = 1 },
-		"snapshotter":              func(c *Config) { c.Image.Snapshotter = "zfs" },
-		"max_concurrent_downloads": func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
-		"auth_file":                func(c *Config) { c.Image.AuthFile = "config.json" },
-		"verifier_dir":             func(c *Config) { c.Image.VerifierDir = "verifiers" },
-		"max_verifiers":            func(c *Config) { c.Image.MaxVerifiers = 0 },
-		"per_verifier_timeout":     func(c *Config) { c.Image.VerifierTimeout = 0 },
-		"layer_fetch_buffer":       func(c *Config) { c.Image.LayerFetchBuffer = 4096 },
-		"ip_preference":            func(c *Config) { c.Network.IPPreference = "ipx" },
-		"gc_interval":              func(c *Config) { c.Network.GCInterval = -1 },
-		"cadvisor":                 func(c *Config) { c.CAdvisor.Socket = "containerd.sock" },
-		"bin_dirs":                 func(c *Config) { c.Network.BinDirs = nil },
-		"session_grace":            func(c *Config) { c.Runtime.SessionGrace = 0 },
-		"rdt_config_file":          func(c *Config) { c.Runtime.RDTFile = "classes.yaml" },
-		"blockio_config_file":      func(c *Config) { c.Runtime.BlockIOFile = "classes.yaml" },
-		"cdi_spec_dirs":            func(c *Config) { c.Runtime.CDIDirs = []string{"cdi"} },
-		"ulimits.nofiles":          func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofiles": {}} },
-		"ulimits.nofile.soft":      func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofile": {Soft: 2, Hard: 1}} },
-		"bus.outbox_limit":         func(c *Config) { c.Bus.OutboxLimit = -1 },
+		"annotation pattern":          func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
+		"max_line_size":               func(c *Config) { c.Logs.MaxLineSize = 1 },
+		"snapshotter":                 func(c *Config) { c.Image.Snapshotter = "zfs" },
+		"max_concurrent_downloads":    func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
+		"auth_file":                   func(c *Config) { c.Image.AuthFile = "config.json" },
+		"verifier_dir":                func(c *Config) { c.Image.VerifierDir = "verifiers" },
+		"max_verifiers":               func(c *Config) { c.Image.MaxVerifiers = 0 },
+		"per_verifier_timeout":        func(c *Config) { c.Image.VerifierTimeout = 0 },
+		"decryption_key_model":        func(c *Config) { c.Image.KeyModel = "pod" },
+		"stream_processors.x.path":    func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b"} },
+		"stream_processors.x.returns": func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Path: "p"} },
+		"stream_processors.x.accepts": func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Returns: "b", Path: "p"} },
+		`stream_processors.x.returns: "a" is what`: func(c *Config) {
+			c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "a", Path: "p"}
+		},
+		`stream_processors.y.accepts: "a" is accepted by "x"`: func(c *Config) {
+			c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b", Path: "p"}
+			c.Image.StreamProcessors["y"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b", Path: "p"}
+		},
+		"stream_processors.x.env": func(c *Config) {
+			c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b", Path: "p", Env: []string{"=v"}}
+		},
+		"layer_fetch_buffer":  func(c *Config) { c.Image.LayerFetchBuffer = 4096 },
+		"ip_preference":       func(c *Config) { c.Network.IPPreference = "ipx" },
+		"gc_interval":         func(c *Config) { c.Network.GCInterval = -1 },
+		"cadvisor":            func(c *Config) { c.CAdvisor.Socket = "containerd.sock" },
+		"bin_dirs":            func(c *Config) { c.Network.BinDirs = nil },
+		"session_grace":       func(c *Config) { c.Runtime.SessionGrace = 0 },
+		"rdt_config_file":     func(c *Config) { c.Runtime.RDTFile = "classes.yaml" },
+		"blockio_config_file": func(c *Config) { c.Runtime.BlockIOFile = "classes.yaml" },
+		"cdi_spec_dirs":       func(c *Config) { c.Runtime.CDIDirs = []string{"cdi"} },
+		"ulimits.nofiles":     func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofiles": {}} },
+		"ulimits.nofile.soft": func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofile": {Soft: 2, Hard: 1}} },
+		"bus.outbox_limit":    func(c *Config) { c.Bus.OutboxLimit = -1 },
 	} {
 		cfg := Default()
 		change(&cfg)

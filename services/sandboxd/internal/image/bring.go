@@ -56,7 +56,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	manifest := path[len(path)-1]
 	b.steps.begin(ctx, manifest.Manifest)
 	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, b, desc) }
-	extract := applier{s.st.Applier(), s.tracer, b.steps.extracted}
+	extract := s.extractor(b.steps.extracted)
 	err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
 		err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
@@ -72,7 +72,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	if err != nil {
 		return nil, root, err
 	}
-	return c, root, s.mend(ctx, c, b.snapshotter)
+	return c, root, s.mend(ctx, c, b.snapshotter, extract)
 }
 
 // document takes a manifest or index from the node if it is there and whole, else from the
@@ -240,7 +240,7 @@ func (s *Service) discardCorrupt(ctx context.Context, layers []ocispec.Descripto
 }
 
 // mend extracts again the layers whose files have gone.
-func (s *Service) mend(ctx context.Context, c *contents, snapshotter string) error {
+func (s *Service) mend(ctx context.Context, c *contents, snapshotter string, extract diff.Applier) error {
 	const key = "mend://"
 	damaged, err := s.st.Damaged(ctx, snapshotter, c.layers)
 	if err != nil || len(damaged) == 0 {
@@ -255,7 +255,7 @@ func (s *Service) mend(ctx context.Context, c *contents, snapshotter string) err
 	}
 	for _, i := range damaged {
 		s.log.WarnContext(ctx, "files of a layer are gone and are extracted again", slog.String("chain_id", c.layers[i].ChainID.String()))
-		if err := s.st.Restore(ctx, snapshotter, c.layers, i); err != nil {
+		if err := s.st.Restore(ctx, extract, snapshotter, c.layers, i); err != nil {
 			return registry.Classify(err)
 		}
 	}

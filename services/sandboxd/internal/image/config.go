@@ -3,6 +3,8 @@ package image
 import (
 	"context"
 	"time"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
 )
 
 // Config says how images are pulled and shown.
@@ -21,6 +23,8 @@ type Config struct {
 	RangeSize int
 	// ProgressTimeout ends a pull on which no byte moves; 0 means never.
 	ProgressTimeout time.Duration
+	// Decode is what layers are decoded with; its Patience is ProgressTimeout.
+	Decode decode.Config
 	// Verifiers are asked at each pull.
 	Verifiers Verifiers
 	// PinnedImages are patterns of full image names (with * for any characters) that

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
 )
 
 // TopicProgress is the topic of events that say how far a pull is.
@@ -146,6 +147,15 @@ func (p *progress) tell(ctx context.Context, e *eventv1.ImageProgress) {
 	if !same {
 		p.s.tell(ctx, TopicProgress, e)
 	}
+}
+
+// extractor returns what extracts layers as they are configured to be decoded, and calls done
+// after each.
+func (s *Service) extractor(done func(layer digest.Digest)) applier {
+	conf := s.conf.Load()
+	decoding := conf.Decode
+	decoding.Patience = conf.ProgressTimeout
+	return applier{s.st.Applier(decode.New(decoding)), s.tracer, done}
 }
 
 // applier extracts layers with a span of their own and counts them.

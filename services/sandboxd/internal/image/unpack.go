@@ -65,7 +65,8 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return err
 	}
-	err = s.unpack(ctx, path[len(path)-1], snapshotter, applier{s.st.Applier(), s.tracer, func(digest.Digest) {}}, func(ctx context.Context, desc ocispec.Descriptor) error {
+	extract := s.extractor(func(digest.Digest) {})
+	err = s.unpack(ctx, path[len(path)-1], snapshotter, extract, func(ctx context.Context, desc ocispec.Descriptor) error {
 		if !s.st.BlobPresent(ctx, desc) {
 			return fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrNotFound)
 		}
@@ -74,7 +75,7 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return registry.Classify(err)
 	}
-	if err := s.mend(ctx, e.contents, snapshotter); err != nil {
+	if err := s.mend(ctx, e.contents, snapshotter, extract); err != nil {
 		return err
 	}
 	return registry.Classify(s.st.Sync(snapshotter))

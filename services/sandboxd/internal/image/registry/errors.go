@@ -18,7 +18,8 @@ import (
 // Classify gives an error of a pull the kind that callers act on: ErrNotFound,
 // ErrUnauthenticated, ErrPermissionDenied, ErrResourceExhausted (no space),
 // ErrUnavailable (network and server trouble),
-// ErrDataLoss (content that is not what its digest says) or context.Canceled.
+// ErrDataLoss (content that is not what its digest says) or context.Canceled. An error that says
+// its kind itself, with a method Kind, keeps it.
 func Classify(err error) error {
 	switch {
 	case err == nil:
@@ -27,6 +28,8 @@ func Classify(err error) error {
 		return kind(err, errdefs.ErrResourceExhausted)
 	case errors.Is(err, errStalled):
 		return unavailable(err)
+	case knowsKind(err):
+		return err
 	case errors.Is(err, context.Canceled):
 		return err
 	case errors.Is(err, docker.ErrInvalidAuthorization):
@@ -103,6 +106,18 @@ func kind(err, sentinel error) error {
 
 // classified is an error with a kind that outweighs those of its causes.
 type classified struct{ err, kind error }
+
+// Kind returns the kind.
+func (c classified) Kind() error { return c.kind }
+
+// knowsKind says that an error is of a kind for itself, whatever its causes are.
+func knowsKind(err error) bool {
+	_, ok := errors.AsType[interface {
+		error
+		Kind() error
+	}](err)
+	return ok
+}
 
 // Error implements error.
 func (c classified) Error() string { return c.err.Error() + ": " + c.kind.Error() }

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -21,6 +23,8 @@ const (
 	maxConfig = 32 << 20
 	// MaxDepth bounds indexes within indexes.
 	MaxDepth = 4
+	// nodeLabels begins the names of the labels by which the node's storage goes.
+	nodeLabels = "containerd.io/"
 )
 
 // Document is a manifest or an index, as the registry gave it and as it says of itself.
@@ -162,7 +166,11 @@ func checkManifest(m *ocispec.Manifest) error {
 		return fmt.Errorf("not a container image: configuration of type %q: %w", m.Config.MediaType, errdefs.ErrInvalidArgument)
 	}
 	clean := func(d *ocispec.Descriptor) error {
-		d.URLs, d.Annotations, d.Data = nil, nil, nil
+		d.URLs, d.Data = nil, nil
+		maps.DeleteFunc(d.Annotations, func(name, _ string) bool {
+			// By the reference a partial blob would be found.
+			return strings.HasPrefix(name, nodeLabels) || name == ocispec.AnnotationRefName
+		})
 		if err := d.Digest.Validate(); err != nil {
 			return fmt.Errorf("digest %q: %w: %w", d.Digest, err, errdefs.ErrInvalidArgument)
 		}

@@ -16,7 +16,7 @@ const zeros = "sha256:0000000000000000000000000000000000000000000000000000000000
 
 func TestParseDocument(t *testing.T) {
 	config := `"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"` + zeros + `","size":2}`
-	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + zeros + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/"}}`
+	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + zeros + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/","org.opencontainers.image.ref.name":"x","org.opencontainers.image.enc.pubopts":"y"}}`
 	tests := map[string]struct {
 		data    string
 		claimed string
@@ -56,8 +56,12 @@ func TestParseDocument(t *testing.T) {
 				t.Errorf("document %+v", doc)
 			}
 			if doc.Manifest != nil && len(doc.Manifest.Layers) > 0 {
-				if l := doc.Manifest.Layers[0]; l.URLs != nil || l.Annotations != nil {
+				l := doc.Manifest.Layers[0]
+				if l.URLs != nil || len(l.Annotations) > 1 {
 					t.Errorf("layer decides where it comes from or how it is kept: %+v", l)
+				}
+				if l.Annotations["org.opencontainers.image.enc.pubopts"] != "y" {
+					t.Errorf("decryption is not told what the layer says of it: %+v", l)
 				}
 			}
 		})

@@ -15,25 +15,36 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Applier returns what extracts layers into snapshots. Its errors tell a system that refuses
-// (ErrInternal, or as it is for a full disk) from a layer that is malformed (ErrDataLoss).
-func (s *Storage) Applier() diff.Applier {
-	return applier{s.Content()}
+// maxTrailer bounds what may follow the end of a layer's archive, in bytes. A few thousand are
+// usual; what goes on for ever would never be known to be wrong.
+const maxTrailer = 64 << 20
+
+// Decoder turns the content of a layer into a tar archive, which the caller owes a Close.
+type Decoder interface {
+	Tar(ctx context.Context, desc ocispec.Descriptor, r io.Reader) (io.ReadCloser, error)
+}
+
+// Applier returns what extracts layers, as the decoder reads them, into snapshots. Its errors
+// tell a system that refuses (ErrInternal, or as it is for a full disk) from a layer that is
+// malformed (ErrDataLoss); ErrFailedPrecondition is the decoder's.
+func (s *Storage) Applier(d Decoder) diff.Applier {
+	return applier{s.Content(), d}
 }
 
 type applier struct {
 	content content.Provider
+	decoder Decoder
 }
 
 // Apply implements diff.Applier.
-func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	got, err := a.apply(ctx, desc, mounts, opts...)
+func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	got, err := a.apply(ctx, desc, mounts)
 	if err == nil || ctx.Err() != nil {
 		return got, err
 	}
 	errno, system := errors.AsType[syscall.Errno](err)
 	switch {
-	case errno == syscall.ENOSPC || errno == syscall.EDQUOT:
+	case errno == syscall.ENOSPC || errno == syscall.EDQUOT || errdefs.IsFailedPrecondition(err):
 		return got, err
 	case system && !layersFault(errno):
 		return got, fmt.Errorf("%w: %w", err, errdefs.ErrInternal)
@@ -51,19 +62,13 @@ func layersFault(errno syscall.Errno) bool {
 	}
 }
 
-func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (_ ocispec.Descriptor, err error) {
-	var config diff.ApplyConfig
-	for _, o := range opts {
-		if err := o(ctx, desc, &config); err != nil {
-			return ocispec.Descriptor{}, err
-		}
-	}
+func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount) (_ ocispec.Descriptor, err error) {
 	ra, err := a.content.ReaderAt(ctx, desc)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	defer ra.Close()
-	tar, err := uncompressed(ctx, desc.MediaType, content.NewReader(ra), config)
+	tar, err := a.decoder.Tar(ctx, desc, content.NewReader(ra))
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -74,28 +79,13 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 		return ocispec.Descriptor{}, err
 	}
 	// What follows the end of the archive counts too.
-	if _, err := io.Copy(io.Discard, counted); err != nil {
+	switch trailer, err := io.Copy(io.Discard, io.LimitReader(counted, maxTrailer+1)); {
+	case err != nil:
 		return ocispec.Descriptor{}, err
-	}
-	if p, ok := tar.(interface{ Err() error }); ok && p.Err() != nil {
-		return ocispec.Descriptor{}, p.Err()
+	case trailer > maxTrailer:
+		return ocispec.Descriptor{}, fmt.Errorf("more than %d bytes after the end of the archive", maxTrailer)
 	}
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: counted.n, Digest: hash.Digest()}, nil
-}
-
-// uncompressed turns a blob into a tar stream.
-func uncompressed(ctx context.Context, mediaType string, r io.Reader, config diff.ApplyConfig) (diff.StreamProcessor, error) {
-	p := diff.NewProcessorChain(mediaType, r)
-	for {
-		next, err := diff.GetProcessor(ctx, p, config.ProcessorPayloads)
-		if err != nil {
-			return nil, fmt.Errorf("layer of type %s: %w", mediaType, err)
-		}
-		p = next
-		if p.MediaType() == ocispec.MediaTypeImageLayer {
-			return p, nil
-		}
-	}
 }
 
 // counter counts what was read.

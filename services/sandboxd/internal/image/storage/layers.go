@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
@@ -58,7 +59,7 @@ func (s *Storage) Damaged(ctx context.Context, snapshotter string, layers []Laye
 
 // Restore extracts the layer at position i again, in the place where its files were. All
 // below it must be whole.
-func (s *Storage) Restore(ctx context.Context, snapshotter string, layers []Layer, i int) error {
+func (s *Storage) Restore(ctx context.Context, extract diff.Applier, snapshotter string, layers []Layer, i int) error {
 	sn, name, err := s.Snapshotter(snapshotter)
 	if err != nil {
 		return err
@@ -81,7 +82,7 @@ func (s *Storage) Restore(ctx context.Context, snapshotter string, layers []Laye
 	if err := copyOwner(upper, lower); err != nil {
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
-	got, err := s.Applier().Apply(ctx, layers[i].Blob, directMount(upper, lower))
+	got, err := extract.Apply(ctx, layers[i].Blob, directMount(upper, lower))
 	if err == nil && got.Digest != layers[i].DiffID {
 		err = fmt.Errorf("content is %s, not %s: %w", got.Digest, layers[i].DiffID, errdefs.ErrDataLoss)
 	}
