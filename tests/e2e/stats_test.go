@@ -78,7 +78,7 @@ func tellStatsAndMetrics(t *testing.T, handler string) {
 
 // twoNetworks gives pods a second network.
 func twoNetworks(t *testing.T) func(testenv.Process, testenv.Settings) {
-	const second = `{"cniVersion": "1.0.0", "name": "second", "type": "bridge", "bridge": "crisp1",
+	const second = `{"cniVersion": "1.0.0", "name": "second", "type": "bridge", "bridge": "crisp0",
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}]], "dataDir": %q}}`
 	return func(p testenv.Process, settings testenv.Settings) {
 		if p != testenv.Sandboxd {
