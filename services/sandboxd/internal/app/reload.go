@@ -13,7 +13,7 @@ func (a *App) reloading() reload.Target[config.Config] {
 	return reload.Target[config.Config]{
 		Live: []string{
 			"log.level",
-			"runtime.handlers", "runtime.default_handler", "runtime.seccomp_default", "runtime.apparmor_profile",
+			"runtime.handlers", "runtime.default_handler", "runtime.seccomp_default", "runtime.selinux", "runtime.apparmor_profile",
 			"runtime.rdt_config_file", "runtime.blockio_config_file", "runtime.cdi_spec_dirs", "runtime.ulimits",
 			"runtime.reject_missing_mount_sources",
 			"image.registry_config", "image.pinned_images", "image.max_concurrent_downloads", "image.auth_file", "image.concurrent_layer_fetch_buffer", "image.pull_progress_timeout",

@@ -46,6 +46,10 @@ func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Option
 	opts := ocispec.Options{
 		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
 		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all), DeviceOwnership: cfg.DeviceOwnership,
+		SELinux: cfg.SELinux,
+	}
+	if cfg.SELinux && !a.host.SELinux {
+		a.tel.Log.WarnContext(ctx, "runtime.selinux has no effect: the host has no SELinux")
 	}
 	if !a.host.AppArmor {
 		return opts
@@ -77,6 +81,7 @@ func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, 
 		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
 		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, ImageMounts: in.ImageMounts, Handler: in.Handler,
 		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
+		PodLabel:    in.PodLabel,
 	}
 	spec, result, err := p.builder().Build(input)
 	if err != nil {
@@ -101,8 +106,17 @@ func (p specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 	return p.builder().BuildInit(ocispec.InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
 		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
+		PodLabel:    in.PodLabel,
 	})
 }
+
+func (p specPort) PodLabel(cfg *criv1.PodSandboxConfig) (string, error) {
+	return p.builder().PodLabel(cfg)
+}
+
+func (p specPort) KeepLabel(label string) { p.builder().KeepLabel(label) }
+
+func (p specPort) FreeLabel(label string) { p.builder().FreeLabel(label) }
 
 func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
 	return process.Exec(spec, cmd, tty)

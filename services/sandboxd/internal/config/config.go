@@ -53,6 +53,7 @@ type Runtime struct {
 	CgroupDriver    string             `toml:"cgroup_driver" comment:"\"cgroupfs\" or \"systemd\"; kubelet is told."`
 	SessionGrace    config.Duration    `toml:"session_grace" comment:"How long a lost gateway may take to come back before what it was making is undone."`
 	InitBinary      string             `toml:"init_binary" comment:"Static program that is process 1 of pods that share their PID namespace;\nempty: the one beside sandboxd."`
+	SELinux         bool               `toml:"selinux" comment:"Give pods that ask for no SELinux options a label of their own, where the host has SELinux;\npods in a namespace of the host get none. Needs a policy for containers (container-selinux)."`
 	SeccompDefault  bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
 	UnprivPorts     bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
 	UnprivICMP      bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`

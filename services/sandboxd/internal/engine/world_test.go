@@ -45,6 +45,8 @@ type world struct {
 	// of containers.
 	limits map[string]int64
 	cpus   map[string]string
+	// labels are those that pods were given, true while they hold them.
+	labels map[string]bool
 	// steps are the pauses, checkpoints and resumptions in their order.
 	steps []string
 	// slow makes a checkpoint last as long as its context.
@@ -64,7 +66,7 @@ type proc struct {
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, inits: map[string]bool{}, limits: map[string]int64{}, cpus: map[string]string{}, applied: map[string]string{},
+		holds: map[string]bool{}, fail: map[string]error{}, calls: map[string]int{}, procs: map[string]*proc{}, inits: map[string]bool{}, limits: map[string]int64{}, cpus: map[string]string{}, labels: map[string]bool{}, applied: map[string]string{},
 		path: filepath.Join(t.TempDir(), "records.db"),
 	}
 }
@@ -147,7 +149,7 @@ func start(t *testing.T, w *world, bootID string) *node {
 		SessionGrace: 50 * time.Millisecond, ContainerDir: filepath.Join(filepath.Dir(w.path), "containers"),
 	}, engine.Ports{
 		Store: st, Images: images{}, Rootfs: rootfs{w}, ImageVolumes: imageVolumes{w}, Network: network{w}, Namespaces: namespaces{w}, Files: files{w},
-		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{}, Programs: programs{w}, Cgroups: cgroups{},
+		Controller: controller{w}, Tasks: tasks{w}, IO: ioPort{w}, Specs: specPort{w}, Programs: programs{w}, Cgroups: cgroups{},
 	}, slog.New(slog.DiscardHandler), noop.NewTracerProvider().Tracer(""))
 	err = e.Recover(t.Context(), func(context.Context) ([]string, error) { return nil, nil })
 	if err != nil {
@@ -532,7 +534,7 @@ func (ioPort) OpenExec(context.Context, string, string, bool, pod.Streams) (port
 	return nil, errdefs.ErrNotImplemented
 }
 
-type specPort struct{}
+type specPort struct{ w *world }
 
 func (specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, port.SpecResult, error) {
 	if len(in.Container.GetCommand()) == 0 {
@@ -583,6 +585,26 @@ func (specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources,
 	}
 	return change, undo, nil
 }
+func (p specPort) PodLabel(*criv1.PodSandboxConfig) (string, error) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	label := fmt.Sprintf("u:r:t:s0:c%d", len(p.w.labels))
+	p.w.labels[label] = true
+	return label, nil
+}
+
+func (p specPort) KeepLabel(label string) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	p.w.labels[label] = true
+}
+
+func (p specPort) FreeLabel(label string) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	p.w.labels[label] = false
+}
+
 func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return nil }
 func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {
 	return &nri.PodSandbox{Id: s.GetId(), Ips: s.GetIps()}

@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/security"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -30,6 +31,8 @@ type InitInput struct {
 	Handler pod.Handler
 	// CgroupsPath is the cgroup of the process, see package resource.
 	CgroupsPath string
+	// PodLabel is the SELinux label of the pod, empty for none.
+	PodLabel string
 }
 
 // initOOMScore keeps the kernel from choosing the init of a pod, as kubelet asks for.
@@ -78,7 +81,11 @@ func (b *Builder) BuildInit(in InitInput) (*specs.Spec, error) {
 	if spec.Process.User, err = process.InitUser(sc); err != nil {
 		return nil, fmt.Errorf("init of sandbox %q: %w", in.SandboxID, err)
 	}
-	if err := b.security().SetInit(spec, sc); err != nil {
+	options, err := security.OptionsInForce(in.PodLabel, sc.GetSelinuxOptions())
+	if err == nil {
+		err = b.security().SetInit(spec, sc, options)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("init of sandbox %q: %w", in.SandboxID, err)
 	}
 	return spec, nil

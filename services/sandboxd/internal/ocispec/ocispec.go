@@ -69,6 +69,8 @@ type Input struct {
 	Handler pod.Handler
 	// CgroupsPath is the container's cgroup, see package resource.
 	CgroupsPath string
+	// PodLabel is the SELinux label of the pod, empty for none.
+	PodLabel string
 }
 
 // Options are the node's policies.
@@ -82,6 +84,8 @@ type Options struct {
 	// AppArmorLoaded says whether the kernel knows a profile of this name; nil leaves that to
 	// the OCI runtime.
 	AppArmorLoaded func(name string) (bool, error)
+	// SELinux gives labels to pods that ask for no SELinux options, where the host has SELinux.
+	SELinux bool
 	// RejectMissingMountSources makes a missing mount source an error.
 	RejectMissingMountSources bool
 	// DeviceOwnership gives the devices of a request to the user and the group that the
@@ -138,6 +142,17 @@ func (b *Builder) Host() host.Facts { return b.host }
 // OOMScore is the OOM score adjustment that a container gets who asks for one.
 func (b *Builder) OOMScore(asked int64) int { return b.host.ClampOOMScore(int(asked)) }
 
+// PodLabel gives a pod its SELinux label, see [security.Policy.PodLabel].
+func (b *Builder) PodLabel(cfg *criv1.PodSandboxConfig) (string, error) {
+	return b.security().PodLabel(cfg.GetLinux().GetSecurityContext())
+}
+
+// KeepLabel takes a pod's label that an earlier process gave.
+func (b *Builder) KeepLabel(podLabel string) { b.security().KeepLabel(podLabel) }
+
+// FreeLabel gives up a pod's label.
+func (b *Builder) FreeLabel(podLabel string) { b.security().FreeLabel(podLabel) }
+
 // Adjust returns a specification with what NRI plugins want changed, see [nrispec.Node.Adjust].
 func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
 	return nrispec.Node{Host: b.host, InjectCDI: b.opts.InjectCDI, Classes: b.opts.Classes}.Adjust(spec, adj)
@@ -146,6 +161,7 @@ func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs
 func (b *Builder) security() security.Policy {
 	return security.Policy{
 		Host: b.host, UnsetSeccomp: b.opts.UnsetSeccomp, AppArmorProfile: b.opts.AppArmorProfile, AppArmorLoaded: b.opts.AppArmorLoaded,
+		LabelAll: b.opts.SELinux,
 	}
 }
 
@@ -257,8 +273,12 @@ func (d *draft) mounts() error {
 		return fmt.Errorf("cgroup_writable of runtime handler %q needs cgroup v2, which the node does not have: %w",
 			d.in.Handler.Name, errdefs.ErrFailedPrecondition)
 	}
+	options, err := d.selinux()
+	if err != nil {
+		return err
+	}
 	created, err := d.mountPolicy().Set(d.spec, mount.Request{
-		Config: d.in.Config, SELinux: d.selinux(), Volumes: d.in.Volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
+		Config: d.in.Config, SELinux: options, Volumes: d.in.Volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
 		OwnIPC:         d.in.Namespaces[string(specs.IPCNamespace)] != "",
 		CgroupWritable: d.in.Handler.CgroupWritable,
 	})
@@ -266,11 +286,17 @@ func (d *draft) mounts() error {
 	return err
 }
 
-func (d *draft) confine() error { return d.security().Set(d.spec, d.sc, d.selinux()) }
+func (d *draft) confine() error {
+	options, err := d.selinux()
+	if err != nil {
+		return err
+	}
+	return d.security().Set(d.spec, d.sc, options)
+}
 
-// selinux are the options in force: the container's, else the pod's.
-func (d *draft) selinux() *criv1.SELinuxOption {
-	return security.SELinuxOptions(d.sc.GetSelinuxOptions(), d.in.SandboxConfig.GetLinux().GetSecurityContext().GetSelinuxOptions())
+// selinux are the options in force: the container's, else the pod's, else those of the pod's label.
+func (d *draft) selinux() (*criv1.SELinuxOption, error) {
+	return security.OptionsInForce(d.in.PodLabel, d.sc.GetSelinuxOptions(), d.in.SandboxConfig.GetLinux().GetSecurityContext().GetSelinuxOptions())
 }
 
 // classes sets what the annotations choose.

@@ -184,7 +184,9 @@ type Sandbox struct {
 	// Sum of the containers' resources after updates.
 	Resources *v1.LinuxContainerResources `protobuf:"bytes,14,opt,name=resources,proto3" json:"resources,omitempty"`
 	// Paths of pinned namespaces by OCI type ("ipc", "uts", "user").
-	Namespaces    map[string]string `protobuf:"bytes,15,rep,name=namespaces,proto3" json:"namespaces,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Namespaces map[string]string `protobuf:"bytes,15,rep,name=namespaces,proto3" json:"namespaces,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// SELinux label of the pod's processes, whose level no other pod has; empty for none.
+	SelinuxLabel  string `protobuf:"bytes,16,opt,name=selinux_label,json=selinuxLabel,proto3" json:"selinux_label,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -322,6 +324,13 @@ func (x *Sandbox) GetNamespaces() map[string]string {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *Sandbox) GetSelinuxLabel() string {
+	if x != nil {
+		return x.SelinuxLabel
+	}
+	return ""
 }
 
 // Container is a container.
@@ -728,7 +737,7 @@ var File_crisp_record_v1_record_proto protoreflect.FileDescriptor
 
 const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccrisp/record/v1/record.proto\x12\x0fcrisp.record.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\xd4\x05\n" +
+	"\x1ccrisp/record/v1/record.proto\x12\x0fcrisp.record.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a8staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto\"\xf9\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x123\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1d.crisp.record.v1.SandboxStateR\x05state\x124\n" +
@@ -750,7 +759,8 @@ const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"\tresources\x18\x0e \x01(\v2#.runtime.v1.LinuxContainerResourcesR\tresources\x12H\n" +
 	"\n" +
 	"namespaces\x18\x0f \x03(\v2(.crisp.record.v1.Sandbox.NamespacesEntryR\n" +
-	"namespaces\x1a=\n" +
+	"namespaces\x12#\n" +
+	"\rselinux_label\x18\x10 \x01(\tR\fselinuxLabel\x1a=\n" +
 	"\x0fNamespacesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x06\n" +

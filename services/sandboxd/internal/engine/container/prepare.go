@@ -137,7 +137,7 @@ func (u *UseCases) build(ctx context.Context, c *table.Container) error {
 	in := port.SpecInput{
 		SandboxID: c.Sandbox.ID, ContainerID: c.ID,
 		Sandbox: sandboxRec.GetConfig(), Container: cfg, Image: img, Accounts: accounts,
-		Handler: c.Sandbox.Handler, Namespaces: c.Sandbox.Namespaces, SandboxPid: sandboxRec.GetPid(),
+		Handler: c.Sandbox.Handler, Namespaces: c.Sandbox.Namespaces, SandboxPid: sandboxRec.GetPid(), PodLabel: sandboxRec.GetSelinuxLabel(),
 		Files: c.Sandbox.Files, Volumes: u.volumes(c.ID, img, cfg), ImageMounts: map[string]string{},
 	}
 	for at, m := range imageMounts {
@@ -198,7 +198,7 @@ func (u *UseCases) volumes(id string, img pod.Image, cfg *criv1.ContainerConfig)
 		}
 		out = append(out, &criv1.Mount{
 			ContainerPath: dest,
-			HostPath:      filepath.Join(u.volumeDir(id), volumeName(dest)),
+			HostPath:      filepath.Join(u.volumeDir(id), volumeName(dest)), SelinuxRelabel: true,
 		})
 	}
 	return out

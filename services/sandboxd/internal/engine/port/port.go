@@ -296,6 +296,8 @@ type SpecInput struct {
 	// ImageMounts are the paths on the node of images that are mounted as volumes, by
 	// container path.
 	ImageMounts map[string]string
+	// PodLabel is the SELinux label of the pod; empty for none.
+	PodLabel string
 }
 
 // SpecResult is what building a specification found out.
@@ -317,6 +319,11 @@ type Specs interface {
 	// PinRequest says which namespaces a pod needs. It refuses a sandbox configuration that
 	// the node cannot do.
 	PinRequest(cfg *criv1.PodSandboxConfig) (PinRequest, error)
+	// PodLabel gives a pod its SELinux label, empty for none. FreeLabel gives it up, KeepLabel
+	// takes one that an earlier process gave.
+	PodLabel(cfg *criv1.PodSandboxConfig) (string, error)
+	KeepLabel(label string)
+	FreeLabel(label string)
 	// Adjust returns the specification with an NRI adjustment; the one that is given stays.
 	Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error)
 	// Merge returns the resources in force after an update; zero fields mean unchanged.

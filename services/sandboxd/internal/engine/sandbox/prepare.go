@@ -53,7 +53,10 @@ func (u *UseCases) Prepare(ctx context.Context, session string, cfg *criv1.PodSa
 		return nil, false, err
 	}
 	defer done()
-	err = u.build(ctx, s, want)
+	label, err := u.p.Specs.PodLabel(cfg)
+	if err == nil {
+		err = u.build(ctx, s, want, label)
+	}
 	if err != nil {
 		u.prepared.Undo(ctx, s)
 		return nil, false, fmt.Errorf("sandbox %s/%s: %w", cfg.GetMetadata().GetNamespace(), cfg.GetMetadata().GetName(), err)
@@ -97,10 +100,14 @@ func sameRequest(a, b *recordv1.Sandbox) bool {
 }
 
 // build makes the parts of a sandbox side by side.
-func (u *UseCases) build(ctx context.Context, s *table.Sandbox, want port.PinRequest) error {
+func (u *UseCases) build(ctx context.Context, s *table.Sandbox, want port.PinRequest, label string) error {
 	cfg := s.Record().GetConfig()
-	err := u.p.Table.SaveSandbox(ctx, s, func(r *recordv1.Sandbox) { r.NetworkAttached = want.Network })
+	err := u.p.Table.SaveSandbox(ctx, s, func(r *recordv1.Sandbox) {
+		r.NetworkAttached = want.Network
+		r.SelinuxLabel = label
+	})
 	if err != nil {
+		u.p.Specs.FreeLabel(label) // no record tells of it
 		return err
 	}
 	s.Namespaces, err = u.pin(ctx, s.ID, want)
@@ -169,7 +176,7 @@ func (u *UseCases) startShim(ctx context.Context, s *table.Sandbox) (port.Instan
 	cfg := s.Record().GetConfig()
 	spec := port.SandboxSpec{ID: s.ID, Handler: s.Handler, Config: cfg, Namespaces: s.Namespaces}
 	if sharedPID(cfg) {
-		init, err := u.p.Specs.Init(port.SpecInput{SandboxID: s.ID, Sandbox: cfg, Handler: s.Handler, Namespaces: s.Namespaces})
+		init, err := u.p.Specs.Init(port.SpecInput{SandboxID: s.ID, Sandbox: cfg, Handler: s.Handler, Namespaces: s.Namespaces, PodLabel: s.Record().GetSelinuxLabel()})
 		if err != nil {
 			return port.Instance{}, err
 		}
@@ -250,6 +257,7 @@ func (u *UseCases) destroy(ctx context.Context, s *table.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	u.p.Specs.FreeLabel(rec.GetSelinuxLabel())
 	if release != nil {
 		u.OweRelease(release)
 	}

@@ -206,6 +206,7 @@ func (u *UseCases) Remove(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("remove sandbox %q: %w", id, err)
 	}
+	u.p.Specs.FreeLabel(s.Record().GetSelinuxLabel())
 	return nil
 }
 

@@ -104,9 +104,16 @@ func (d *draft) mounts() error {
 		extra = append(extra, mount)
 	}
 	for _, m := range d.podFiles() {
-		if !taken[m.Destination] && !destinations(extra)[m.Destination] {
-			extra = append(extra, m)
+		if taken[m.Destination] || destinations(extra)[m.Destination] {
+			continue
 		}
+		if !d.sc.GetPrivileged() {
+			err := d.Security.Relabel(m.Source, d.in.SELinux)
+			if err != nil {
+				return fmt.Errorf("label of %q: %w", m.Destination, err)
+			}
+		}
+		extra = append(extra, m)
 	}
 	asked = append(extra, asked...)
 	taken = destinations(asked)

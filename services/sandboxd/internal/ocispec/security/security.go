@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/opencontainers/selinux/go-selinux/label"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
@@ -45,6 +44,10 @@ type Policy struct {
 	// AppArmorLoaded says whether the kernel knows a profile of this name; nil leaves that to
 	// the OCI runtime.
 	AppArmorLoaded func(name string) (bool, error)
+	// Labels are the host's SELinux labels; nil is the host's own.
+	Labels Labels
+	// LabelAll gives a label of its own to pods that ask for no SELinux options.
+	LabelAll bool
 }
 
 // Set sets masked paths, seccomp, AppArmor and SELinux of a container; opts are its SELinux
@@ -73,7 +76,7 @@ func (p Policy) Set(spec *specs.Spec, sc *criv1.LinuxContainerSecurityContext, o
 
 // SetInit does the same for a pod's own process. Where the request says nothing the process
 // has the default seccomp profile: it needs no other calls. Errors: as Set.
-func (p Policy) SetInit(spec *specs.Spec, sc *criv1.LinuxSandboxSecurityContext) error {
+func (p Policy) SetInit(spec *specs.Spec, sc *criv1.LinuxSandboxSecurityContext, opts *criv1.SELinuxOption) error {
 	asked, err := profile(sc.GetSeccomp(), sc.GetSeccompProfilePath()) //nolint:staticcheck // old clients still set it
 	if err != nil {
 		return fmt.Errorf("seccomp: %w", err)
@@ -89,7 +92,7 @@ func (p Policy) SetInit(spec *specs.Spec, sc *criv1.LinuxSandboxSecurityContext)
 	if spec.Process.ApparmorProfile, err = p.apparmorProfile(sc.GetApparmor()); err != nil {
 		return fmt.Errorf("apparmor: %w", err)
 	}
-	return p.selinux(spec, SELinuxOptions(sc.GetSelinuxOptions()))
+	return p.selinux(spec, opts)
 }
 
 // profile returns a security profile, from its present or its old form. No profile at all
@@ -215,61 +218,4 @@ func (p Policy) apparmorProfile(asked *criv1.SecurityProfile) (string, error) {
 		return "", fmt.Errorf("profile %q is not loaded: %w", name, errdefs.ErrNotFound)
 	}
 	return name, nil
-}
-
-// selinux labels the process and its files as asked for. Without a request the host's
-// policy decides.
-func (p Policy) selinux(spec *specs.Spec, opts *criv1.SELinuxOption) error {
-	if opts == nil {
-		return nil
-	}
-	if !p.Host.SELinux {
-		return fmt.Errorf("selinux: the host has no SELinux: %w", errdefs.ErrFailedPrecondition)
-	}
-	var err error
-	spec.Process.SelinuxLabel, spec.Linux.MountLabel, err = label.InitLabels(labelOptions(opts))
-	if err != nil {
-		return fmt.Errorf("selinux: %w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	return nil
-}
-
-// SELinuxOptions are the first options that say anything, such as a container's before its
-// pod's; nil if none does.
-func SELinuxOptions(of ...*criv1.SELinuxOption) *criv1.SELinuxOption {
-	for _, o := range of {
-		if len(labelOptions(o)) > 0 {
-			return o
-		}
-	}
-	return nil
-}
-
-func labelOptions(o *criv1.SELinuxOption) []string {
-	var out []string
-	for _, part := range []struct{ key, value string }{
-		{"user", o.GetUser()},
-		{"role", o.GetRole()},
-		{"type", o.GetType()},
-		{"level", o.GetLevel()},
-	} {
-		if part.value != "" {
-			out = append(out, part.key+":"+part.value)
-		}
-	}
-	return out
-}
-
-// Relabel gives a mount's source the label of a container's files. Without options or without
-// SELinux there are no labels and nothing to do; clients ask for it on every host. Errors:
-// ErrInvalidArgument for options that the policy does not know.
-func (p Policy) Relabel(source string, opts *criv1.SELinuxOption) error {
-	if !p.Host.SELinux || opts == nil {
-		return nil
-	}
-	_, files, err := label.InitLabels(labelOptions(opts))
-	if err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	return label.Relabel(source, files, false)
 }
