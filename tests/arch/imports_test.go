@@ -210,6 +210,7 @@ func kitImports() map[string][]string {
 		"admin":       {prom, kit + "telemetry", kit + "lifecycle", kit + "buildinfo"},
 		"unixsock":    {"golang.org/x/sys/", systemd, errdefs},
 		"spare":       nil,
+		"pause":       nil,
 		"lane":        {"google.golang.org/grpc", "google.golang.org/protobuf/", otel, errdefs, project + "/proto/gen/crisp/lane/", kit + "telemetry", kit + "spare"},
 		"rpc": {
 			"google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc/", "google.golang.org/protobuf/", "github.com/grpc-ecosystem/go-grpc-middleware/",
@@ -219,7 +220,7 @@ func kitImports() map[string][]string {
 		"ttrpcx": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "github.com/containerd/ttrpc", "github.com/containerd/otelttrpc", otel, errdefs, prom, kit + "telemetry", kit + "lifecycle"},
 		"events": {
 			"github.com/nats-io/", otel, prom, errdefs, "google.golang.org/protobuf/", "github.com/containerd/containerd/api/", "github.com/containerd/typeurl/",
-			project + "/proto/gen/crisp/event/", kit + "telemetry", kit + "lifecycle", kit + "config",
+			project + "/proto/gen/crisp/event/", kit + "telemetry", kit + "lifecycle", kit + "config", kit + "pause",
 		},
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
 
@@ -130,7 +131,7 @@ func (c *consumer) run(ctx context.Context) {
 		c.tel.Log.LogAttrs(ctx, level, "event consumer starts over", slog.String("consumer", c.session.role),
 			slog.Any(telemetry.KeyError, err))
 		level = slog.LevelDebug // one line for each trouble is enough
-		wait(ctx, delay)
+		pause.For(ctx, delay)
 		delay = min(2*delay, maxRetryDelay)
 	}
 }
@@ -303,13 +304,4 @@ func (c *consumer) filters() []string {
 		filters = append(filters, filterSubject(node, t))
 	}
 	return filters
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

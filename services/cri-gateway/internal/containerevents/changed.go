@@ -14,6 +14,7 @@ import (
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -135,8 +136,8 @@ func (f *Feed) look(ctx context.Context, id string, s step) (*sandboxv1.GetSandb
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("sandboxd shows another state: %w", errdefs.ErrFailedPrecondition)
 		}
-		if err := pause(ctx, pauseTime); err != nil {
-			return nil, err
+		if !pause.For(ctx, pauseTime) {
+			return nil, context.Cause(ctx)
 		}
 	}
 }
@@ -165,8 +166,8 @@ func (f *Feed) insist(ctx context.Context, do func() error) error {
 		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
 			return err
 		}
-		if err := pause(ctx, pauseTime*5); err != nil {
-			return err
+		if !pause.For(ctx, pauseTime*5) {
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -198,15 +199,4 @@ func gone(status *criv1.PodSandboxStatus) *criv1.PodSandboxStatus {
 	status = proto.CloneOf(status)
 	status.State = criv1.PodSandboxState_SANDBOX_NOTREADY
 	return status
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

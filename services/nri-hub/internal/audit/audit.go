@@ -24,6 +24,7 @@ import (
 
 	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/internal/events"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
@@ -120,10 +121,7 @@ func (t *Trail) publish(ctx context.Context, m events.Message) {
 			return
 		}
 		t.tel.Log.DebugContext(ctx, "audit record not published yet", slog.Any("error", err))
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
-		}
+		pause.For(ctx, retryPause)
 	}
 }
 

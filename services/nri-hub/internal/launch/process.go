@@ -17,11 +17,13 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	nrinet "github.com/containerd/nri/pkg/net"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 // supervise runs the plugin again and again until ctx ends.
 func (l *Launcher) supervise(ctx context.Context, f file) {
-	pause := l.cfg.MinBackoff
+	delay := l.cfg.MinBackoff
 	for ctx.Err() == nil {
 		begin := time.Now()
 		err := l.runOnce(ctx, f)
@@ -29,17 +31,12 @@ func (l *Launcher) supervise(ctx context.Context, f file) {
 			return
 		}
 		if time.Since(begin) > l.cfg.MaxBackoff {
-			pause = l.cfg.MinBackoff
+			delay = l.cfg.MinBackoff
 		}
 		l.log.WarnContext(ctx, "plugin ended and will be started again", slog.String("plugin", f.index+"-"+f.name),
-			slog.Duration("pause", pause), slog.Any("error", err))
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		pause = min(2*pause, l.cfg.MaxBackoff)
+			slog.Duration("pause", delay), slog.Any("error", err))
+		pause.For(ctx, delay)
+		delay = min(2*delay, l.cfg.MaxBackoff)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 )
 
@@ -106,23 +107,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			}
 			// Most likely no descriptors are left; they come back.
 			s.parts.Log.WarnContext(ctx, "plugin connection not accepted", slog.Any("error", err))
-			if !pause(ctx, 100*time.Millisecond) {
+			if !pause.For(ctx, 100*time.Millisecond) {
 				return nil
 			}
 			continue
 		}
 		wg.Go(func() { s.external(ctx, c) })
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

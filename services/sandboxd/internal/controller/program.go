@@ -5,6 +5,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -37,10 +39,8 @@ func awaitProgram(ctx context.Context, pid uint32, before os.FileInfo) {
 		if now == nil || !os.SameFile(before, now) {
 			return
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, delay) {
 			return
-		case <-time.After(delay):
 		}
 	}
 }

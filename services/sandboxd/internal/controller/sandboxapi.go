@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
@@ -120,8 +121,7 @@ func (s *Shim) Wait(ctx context.Context, id string) (pod.Exit, error) {
 	if err != nil {
 		return pod.Exit{}, err
 	}
-	pause := waitRetryFirst
-	for {
+	for delay := waitRetryFirst; ; delay = min(2*delay, waitRetryMost) {
 		if err := i.Settle(ctx); err != nil {
 			return pod.Exit{}, fmt.Errorf("sandbox %q: %w", id, err)
 		}
@@ -136,10 +136,7 @@ func (s *Shim) Wait(ctx context.Context, id string) (pod.Exit, error) {
 		if errdefs.IsNotFound(err) {
 			return pod.Exit{}, err
 		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, waitRetryMost)
-		case <-ctx.Done():
+		if !pause.For(ctx, delay) {
 			return pod.Exit{}, fmt.Errorf("sandbox %q: %w", id, context.Cause(ctx))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
@@ -29,17 +30,13 @@ func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string)
 	if err != nil {
 		return pod.Exit{}, err
 	}
-	pause := waitRetryFirst
-	for {
+	for delay := waitRetryFirst; ; delay = min(2*delay, waitRetryMost) {
 		e, again, err := t.waitOnce(ctx, i, containerID, execID)
 		if !again {
 			return e, named(containerID, execID, err)
 		}
 		// The shim is there but gave no answer to go by.
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, waitRetryMost)
-		case <-ctx.Done():
+		if !pause.For(ctx, delay) {
 			return pod.Exit{}, named(containerID, execID, context.Cause(ctx))
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 // EnterSession opens a gateway's session; the returned function keeps it open until ctx
@@ -19,7 +19,7 @@ func (e *Engine) EnterSession(ctx context.Context, token string) (hold func()) {
 		}
 		e.table.LeaveSession(token)
 		e.work.Go(func(ctx context.Context) {
-			if !work.Pause(ctx, e.cfg.SessionGrace) || e.table.SessionOpen(token) {
+			if !pause.For(ctx, e.cfg.SessionGrace) || e.table.SessionOpen(token) {
 				return
 			}
 			e.abortSession(ctx, token)

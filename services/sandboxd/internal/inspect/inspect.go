@@ -17,6 +17,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/config"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
@@ -80,11 +81,7 @@ func Check(ctx context.Context, cfg config.Config, wait time.Duration) ([]rules.
 		if len(lasting) == 0 || time.Now().After(deadline) {
 			return lasting, nil
 		}
-		t := time.NewTimer(lookPause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !pause.For(ctx, lookPause) {
 			return nil, context.Cause(ctx)
 		}
 	}

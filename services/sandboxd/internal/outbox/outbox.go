@@ -22,6 +22,7 @@ import (
 
 	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
 
@@ -78,7 +79,7 @@ func (r *Relay) Run(ctx context.Context) error {
 				r.log.WarnContext(ctx, "events wait for the bus", slog.Any("error", err))
 			}
 			r.trim(ctx)
-			if !sleep(ctx, delay) {
+			if !pause.For(ctx, delay) {
 				return nil
 			}
 			delay = min(2*delay, retryMost)
@@ -178,15 +179,4 @@ func gapEvent(dropped, at uint64) (*recordv1.Event, error) {
 		return nil, err
 	}
 	return &recordv1.Event{Topic: TopicGap, MessageId: fmt.Sprintf("gap-%d-%d", at, dropped), Envelope: env, Keep: true}, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
@@ -66,9 +67,8 @@ func (i *Instance) isClosing() bool {
 // reconnect tries to connect for as long as the shim's process exists. A shim that does not
 // answer is waited for; one that has stopped listening is killed after the time to load.
 func (i *Instance) reconnect(ctx context.Context) error {
-	pause := reconnectFirst
 	var deaf time.Time
-	for {
+	for delay := reconnectFirst; ; delay = min(2*delay, reconnectMost) {
 		err := i.tryConnect(ctx)
 		if err == nil || ctx.Err() != nil || i.isClosing() {
 			return err
@@ -86,11 +86,8 @@ func (i *Instance) reconnect(ctx context.Context) error {
 			defer cancel()
 			return errors.Join(err, procs.KillIn(kctx, i.bundle.Dir()))
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, delay) {
 			return context.Cause(ctx)
-		case <-time.After(pause):
-			pause = min(2*pause, reconnectMost)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -40,11 +42,7 @@ func Copy(ctx context.Context, from, to string) error {
 		if same {
 			return nil
 		}
-		t := time.NewTimer(copyPause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !pause.For(ctx, copyPause) {
 			return context.Cause(ctx)
 		}
 	}

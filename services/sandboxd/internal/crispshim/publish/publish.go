@@ -21,6 +21,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -185,8 +187,8 @@ func (p *Publisher) done(e *types.Envelope) {
 
 // send sends one event; false means that ctx ended.
 func (p *Publisher) send(ctx context.Context, c *conn, e *types.Envelope) bool {
-	pause := retryFirst
-	for refused := 0; ; {
+	refused := 0
+	for delay := retryFirst; ; delay = min(2*delay, retryMost) {
 		err := c.forward(ctx, p.address, e)
 		if err == nil {
 			return true
@@ -198,12 +200,7 @@ func (p *Publisher) send(ctx context.Context, c *conn, e *types.Envelope) bool {
 			}
 		}
 		c.close()
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-			pause = min(2*pause, retryMost)
-		case <-ctx.Done():
-			t.Stop()
+		if !pause.For(ctx, delay) {
 			return false
 		}
 	}

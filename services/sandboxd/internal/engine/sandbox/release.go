@@ -6,7 +6,7 @@ import (
 	"time"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -22,7 +22,7 @@ const (
 func (u *UseCases) OweRelease(r *recordv1.NetworkRelease) {
 	u.p.Work.Go(func(ctx context.Context) {
 		said := ""
-		for delay := releaseFirst; work.Pause(ctx, delay); delay = min(2*delay, releaseMost) {
+		for delay := releaseFirst; pause.For(ctx, delay); delay = min(2*delay, releaseMost) {
 			err := u.release(ctx, r)
 			switch {
 			case err == nil:

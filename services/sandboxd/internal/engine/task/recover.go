@@ -10,9 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/event"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/table"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -98,7 +98,7 @@ func (d *Driver) dropHalfStarted(ctx context.Context, c *table.Container) {
 			d.p.Log.WarnContext(ctx, "half-started task remains", slog.String("container_id", c.ID), slog.Any("error", err))
 			return
 		}
-		if !work.Pause(ctx, againTime) {
+		if !pause.For(ctx, againTime) {
 			return
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -73,21 +75,9 @@ func (g *Group) Insist(ctx context.Context, step string, object slog.Attr, fn fu
 			return false
 		}
 		g.log.WarnContext(ctx, "a step failed and is repeated", slog.String("step", step), object, slog.Any("error", err))
-		if !Pause(ctx, delay) {
+		if !pause.For(ctx, delay) {
 			return false
 		}
-	}
-}
-
-// Pause waits for d; false means that ctx ended first.
-func Pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -82,30 +84,18 @@ func (s *Sweeper) After(ctx context.Context, wait time.Duration) { s.after(ctx, 
 // after calls begin just before it looks. A socket must be found unused twice, since one that
 // is just being made looks the same.
 func (s *Sweeper) after(ctx context.Context, wait time.Duration, begin func()) {
-	if !pause(ctx, wait) {
+	if !pause.For(ctx, wait) {
 		return
 	}
 	begin()
 	suspects := s.unused(ctx)
-	if len(suspects) == 0 || !pause(ctx, sweepPause) {
+	if len(suspects) == 0 || !pause.For(ctx, sweepPause) {
 		return
 	}
 	for _, path := range s.unused(ctx) {
 		if slices.Contains(suspects, path) {
 			_ = os.Remove(path)
 		}
-	}
-}
-
-// pause waits, and says whether ctx goes on.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 
