@@ -1,10 +1,12 @@
 package network
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +18,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/hostport"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -59,7 +63,7 @@ func (c *CNI) remember(req pod.NetworkRequest, networks []network) error {
 	if err != nil {
 		return err
 	}
-	rec := record{Attachments: []attachment{}, Netns: req.NetnsPath, Config: &podRequest{told(req.Config)}}
+	rec := record{Attachments: []attachment{}, Netns: req.NetnsPath, Config: &podRequest{runtimeconf.Told(req.Config)}}
 	for _, n := range networks {
 		a, err := newAttachment(n, nil)
 		if err != nil {
@@ -93,7 +97,7 @@ func (c *CNI) forget(sandboxID string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	c.ports.release(sandboxID)
+	c.ports.Release(sandboxID)
 	return nil
 }
 
@@ -201,4 +205,24 @@ func (c *CNI) attachedFile(sandboxID string) (string, error) {
 		return "", fmt.Errorf("sandbox id %q: %w", sandboxID, errdefs.ErrInvalidArgument)
 	}
 	return filepath.Join(c.cfg.StateDir, "attached", name), nil
+}
+
+// recallPorts finds the ports of pods that were attached before the process started.
+func (c *CNI) recallPorts(ctx context.Context) {
+	ids, err := c.rememberedIDs()
+	if err != nil {
+		c.log.WarnContext(ctx, "host ports of pods are not known", slog.Any("error", err))
+	}
+	for _, id := range ids {
+		rec, err := c.recall(id)
+		if err != nil {
+			c.log.WarnContext(ctx, "host ports of a pod are not known", slog.String("sandbox_id", id), slog.Any("error", err))
+			continue
+		}
+		ports, err := hostport.Mappings(rec.Config.GetPortMappings())
+		if err != nil || len(ports) == 0 || len(rec.Attachments) == 0 {
+			continue // was refused, or has none
+		}
+		c.ports.Add(id, rec.Config.GetMetadata(), ports)
+	}
 }

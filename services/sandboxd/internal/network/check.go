@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -21,7 +22,7 @@ func (c *CNI) Check(ctx context.Context, req pod.NetworkRequest, raw []byte) err
 	if err != nil {
 		return err
 	}
-	capabilities, err := capabilityArgs(req.Config)
+	capabilities, err := runtimeconf.Capabilities(req.Config)
 	if err != nil {
 		return err
 	}
@@ -31,7 +32,7 @@ func (c *CNI) Check(ctx context.Context, req pod.NetworkRequest, raw []byte) err
 		if err != nil || !known {
 			continue
 		}
-		err = c.probe.CheckNetworkList(ctx, n.List, runtimeConf(req, n.IfName, req.NetnsPath, capabilities))
+		err = c.probe.CheckNetworkList(ctx, n.List, runtimeconf.For(req, n.IfName, req.NetnsPath, capabilities))
 		if err != nil && !unknownCommand(err) {
 			errs = append(errs, fmt.Errorf("network %q: %w", n.List.Name, err))
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -45,7 +46,7 @@ func (g gate) leave() { g.passing.Release(1) }
 // alone waits for a moment in which nobody is inside and calls fn, keeping others out.
 func (g gate) alone(ctx context.Context, fn func()) {
 	for !g.passing.TryAcquire(math.MaxInt64) {
-		if !pause(ctx, idlePause) {
+		if !pause.For(ctx, idlePause) {
 			return
 		}
 	}

@@ -31,6 +31,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/hostport"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/plugin"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -74,7 +77,7 @@ type CNI struct {
 	// probe runs plugins that neither attach nor detach, and so do not wait for those that do.
 	probe  *libcni.CNIConfig
 	gate   gate
-	ports  hostPorts
+	ports  hostport.Ports
 	log    *slog.Logger
 	tracer trace.Tracer
 
@@ -101,8 +104,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger, tracer trace.Tracer)
 	results := filepath.Join(cfg.StateDir, "results")
 	c := &CNI{
 		cfg:     cfg,
-		lib:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, newExec(cfg.MaxParallel, log)),
-		probe:   libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, newExec(0, log)),
+		lib:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, plugin.New(cfg.MaxParallel, log)),
+		probe:   libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, results, plugin.New(0, log)),
 		gate:    newGate(),
 		log:     log,
 		tracer:  tracer,
@@ -194,7 +197,7 @@ func (c *CNI) addAll(ctx context.Context, req pod.NetworkRequest, networks []net
 	var g errgroup.Group
 	for i, n := range networks {
 		g.Go(func() error {
-			raw, err := c.lib.AddNetworkList(ctx, n.List, runtimeConf(req, n.IfName, req.NetnsPath, capabilities))
+			raw, err := c.lib.AddNetworkList(ctx, n.List, runtimeconf.For(req, n.IfName, req.NetnsPath, capabilities))
 			if err == nil {
 				results[i], err = types100.NewResultFromResult(raw)
 			}
@@ -213,7 +216,7 @@ func (c *CNI) warnOfUnmapped(ctx context.Context, req pod.NetworkRequest, networ
 	mapped := func(n network) bool {
 		return slices.ContainsFunc(n.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities["portMappings"] })
 	}
-	ports, err := portMappings(req.Config.GetPortMappings())
+	ports, err := hostport.Mappings(req.Config.GetPortMappings())
 	if err == nil && len(ports) > 0 && !slices.ContainsFunc(networks, mapped) {
 		c.log.WarnContext(ctx, "no plugin with the capability portMappings is configured for the host ports of a pod",
 			slog.String("sandbox_id", req.SandboxID), slog.Any("ports", ports))
@@ -226,13 +229,13 @@ func (c *CNI) admit(req pod.NetworkRequest) ([]network, map[string]any, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	capabilities, err := capabilityArgs(req.Config)
+	capabilities, err := runtimeconf.Capabilities(req.Config)
 	if err != nil {
 		return nil, nil, err
 	}
-	ports, err := portMappings(req.Config.GetPortMappings())
+	ports, err := hostport.Mappings(req.Config.GetPortMappings())
 	if err == nil {
-		err = c.ports.claim(req.SandboxID, req.Config.GetMetadata(), ports)
+		err = c.ports.Claim(req.SandboxID, req.Config.GetMetadata(), ports)
 	}
 	return networks, capabilities, err
 }
@@ -277,13 +280,13 @@ func (c *CNI) detach(ctx context.Context, req pod.NetworkRequest, raw []byte) er
 		netns = "" // the way CNI says that it is gone
 	}
 	// Wrong arguments cannot have been attached with.
-	capabilities, err := capabilityArgs(req.Config)
+	capabilities, err := runtimeconf.Capabilities(req.Config)
 	if err != nil {
 		capabilities = nil
 	}
 	var errs []error
 	for _, n := range slices.Backward(networks) {
-		if err := c.lib.DelNetworkList(ctx, n.List, runtimeConf(req, n.IfName, netns, capabilities)); err != nil {
+		if err := c.lib.DelNetworkList(ctx, n.List, runtimeconf.For(req, n.IfName, netns, capabilities)); err != nil {
 			errs = append(errs, failed(ctx, n.List.Name, err))
 		}
 	}

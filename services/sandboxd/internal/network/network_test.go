@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -108,7 +109,7 @@ func request() pod.NetworkRequest {
 			Metadata:     &criv1.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1"},
 			PortMappings: []*criv1.PortMapping{{HostPort: 8080, ContainerPort: 80}, {ContainerPort: 81}},
 			DnsConfig:    &criv1.DNSConfig{Servers: []string{"10.0.0.10"}},
-			Annotations:  map[string]string{annotationIngress: "10M"},
+			Annotations:  map[string]string{runtimeconf.AnnotationIngress: "10M"},
 		},
 	}
 }
@@ -466,66 +467,6 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-func TestPortMappings(t *testing.T) {
-	t.Parallel()
-	in := []*criv1.PortMapping{
-		{HostPort: 0, ContainerPort: 80},
-		{HostPort: 80, ContainerPort: 80},
-		{HostPort: 80, ContainerPort: 80},
-		{HostPort: 80, ContainerPort: 80, Protocol: criv1.Protocol_UDP},
-		{HostPort: 80, ContainerPort: 80, Protocol: criv1.Protocol_SCTP, HostIp: "::1"},
-	}
-	want := []portMapping{
-		{HostPort: 80, ContainerPort: 80, Protocol: "tcp"},
-		{HostPort: 80, ContainerPort: 80, Protocol: "udp"},
-		{HostPort: 80, ContainerPort: 80, Protocol: "sctp", HostIP: "::1"},
-	}
-	got, err := portMappings(in)
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
-	for _, bad := range []*criv1.PortMapping{
-		{HostPort: -1, ContainerPort: 1},
-		{HostPort: 65536, ContainerPort: 1},
-		{HostPort: 1},
-		{HostPort: 1, ContainerPort: 1, HostIp: "here"},
-	} {
-		if _, err := portMappings([]*criv1.PortMapping{bad}); !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%v: error %v", bad, err)
-		}
-	}
-}
-
-func TestParseQuantity(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]float64{
-		"1": 1, "10M": 10e6, "1.5k": 1500, "1Ki": 1024, "2Gi": 2 << 30, "1e6": 1e6, "1E": 1e18, "500m": 0.5,
-	} {
-		if got, err := parseQuantity(in); err != nil || got != want {
-			t.Errorf("%q: %v, %v; want %v", in, got, err, want)
-		}
-	}
-	for _, bad := range []string{"", "k", "1x", "0x10", "NaN", "Inf", "1 M", "1_0"} {
-		if got, err := parseQuantity(bad); !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%q: %v, %v", bad, got, err)
-		}
-	}
-}
-
-func TestBandwidth(t *testing.T) {
-	t.Parallel()
-	got, err := bandwidthOf(map[string]string{annotationEgress: "1M"})
-	want := bandwidth{EgressRate: 1e6, EgressBurst: 4294967295}
-	if err != nil || got != want {
-		t.Errorf("%+v, %v", got, err)
-	}
-	for _, bad := range []string{"1", "2P", "-5M", "fast"} {
-		if _, err := bandwidthOf(map[string]string{annotationIngress: bad}); !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%q: error %v", bad, err)
-		}
-	}
-}
-
 func TestSandboxIDsThatLeaveTheFolder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)
@@ -534,13 +475,4 @@ func TestSandboxIDsThatLeaveTheFolder(t *testing.T) {
 			t.Errorf("%q: error %v", id, err)
 		}
 	}
-}
-
-func FuzzParseQuantity(f *testing.F) {
-	f.Add("10M")
-	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := parseQuantity(s); err == nil && n != n {
-			t.Errorf("%q is not a number", s)
-		}
-	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -92,7 +93,7 @@ func TestPodWithEverythingInTwoNetworks(t *testing.T) {
 		{HostPort: 18081, ContainerPort: 81, HostIp: "10.250.0.1"},
 		{HostPort: 18080, ContainerPort: 80, Protocol: criv1.Protocol_UDP},
 	}
-	req.Config.Annotations = map[string]string{annotationIngress: "10M", annotationEgress: "1P"}
+	req.Config.Annotations = map[string]string{runtimeconf.AnnotationIngress: "10M", runtimeconf.AnnotationEgress: "1P"}
 	for preference, want := range map[string]string{PreferIPv6: "fd00:250::", PreferIPv4: "10.250.0."} {
 		n.cfg.IPPreference = preference
 		result, err := n.Attach(t.Context(), req)

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -121,7 +122,7 @@ func TestBadRequestsCallNoPlugin(t *testing.T) {
 		"address": withPorts("a", &criv1.PortMapping{HostIp: "localhost", HostPort: 80, ContainerPort: 1}),
 		"bandwidth": func() pod.NetworkRequest {
 			req := withPorts("a")
-			req.Config.Annotations[annotationEgress] = "fast"
+			req.Config.Annotations[runtimeconf.AnnotationEgress] = "fast"
 			return req
 		}(),
 	} {

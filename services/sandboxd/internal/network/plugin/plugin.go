@@ -1,4 +1,7 @@
-package network
+// Package plugin runs CNI plugins for the CNI library: a bounded number at a time, in a process
+// group that is killed as a whole when the time is up, with the trace context in the
+// environment as OpenTelemetry describes it. No plugin outlives this process.
+package plugin
 
 import (
 	"bytes"
@@ -21,6 +24,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"go.opentelemetry.io/otel/propagation"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 const (
@@ -33,31 +38,33 @@ const (
 	busyPause = 200 * time.Millisecond
 )
 
-// pluginExec runs plugins for the CNI library: a bounded number at a time, in a process
-// group that is killed as a whole when the time is up, with the trace context in the
-// environment as OpenTelemetry describes it. Plugins that attach wait for each other only,
-// so that some that hang while they detach keep no new pod from coming.
-type pluginExec struct {
+// Runner runs plugins. Those that attach wait for each other only, so that some that hang while
+// they detach keep no new pod from coming. It is safe for concurrent use.
+type Runner struct {
 	version.PluginDecoder
 
 	attaching, others *semaphore.Weighted
 	log               *slog.Logger
 }
 
-func newExec(parallel int64, log *slog.Logger) *pluginExec {
+var _ invoke.Exec = (*Runner)(nil)
+
+// New returns a runner. parallel bounds how many plugins attach at the same time, and how many
+// do something else; 0 means no bound.
+func New(parallel int64, log *slog.Logger) *Runner {
 	if parallel <= 0 {
 		parallel = math.MaxInt64
 	}
-	return &pluginExec{attaching: semaphore.NewWeighted(parallel), others: semaphore.NewWeighted(parallel), log: log}
+	return &Runner{attaching: semaphore.NewWeighted(parallel), others: semaphore.NewWeighted(parallel), log: log}
 }
 
 // FindInPath implements the CNI library's interface.
-func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
+func (*Runner) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
 // ExecPlugin implements the CNI library's interface.
-func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (e *Runner) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	running := e.others
 	if slices.Contains(environ, "CNI_COMMAND=ADD") {
 		running = e.attaching
@@ -72,7 +79,7 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	for range busyTries {
 		stdout, stderr = limited{}, limited{}
 		err = run(ctx, path, environ, bytes.NewReader(stdin), &stdout, &stderr)
-		if !errors.Is(err, syscall.ETXTBSY) || !pause(ctx, busyPause) {
+		if !errors.Is(err, syscall.ETXTBSY) || !pause.For(ctx, busyPause) {
 			break
 		}
 	}
@@ -129,18 +136,6 @@ func environment(ctx context.Context, environ []string) []string {
 		environ = append(environ, strings.ToUpper(key)+"="+carrier.Get(key))
 	}
 	return environ
-}
-
-// pause waits, and says whether the context is still alive.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // limited keeps the first bytes that are written to it and drops the rest.

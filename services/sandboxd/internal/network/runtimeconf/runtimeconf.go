@@ -1,33 +1,27 @@
-package network
+// Package runtimeconf is what CNI plugins are told about a pod: the arguments that all get, and
+// those of the capabilities that a plugin may have. All of it is pure.
+package runtimeconf
 
 import (
 	"fmt"
 	"math"
-	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/hostport"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // Annotations that limit the bandwidth of a pod.
 const (
-	annotationIngress = "kubernetes.io/ingress-bandwidth"
-	annotationEgress  = "kubernetes.io/egress-bandwidth"
+	AnnotationIngress = "kubernetes.io/ingress-bandwidth"
+	AnnotationEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-// portMapping, bandwidth and dns are the arguments of the CNI capabilities of these names.
-type portMapping struct {
-	HostPort      int32  `json:"hostPort"`
-	ContainerPort int32  `json:"containerPort"`
-	Protocol      string `json:"protocol"`
-	HostIP        string `json:"hostIP,omitempty"`
-}
-
+// bandwidth and dns are the arguments of the CNI capabilities of these names.
 type bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate,omitempty"`
 	IngressBurst uint64 `json:"ingressBurst,omitempty"`
@@ -41,8 +35,8 @@ type dns struct {
 	Options  []string `json:"options,omitempty"`
 }
 
-// runtimeConf is what all plugins of a network are told about a pod.
-func runtimeConf(req pod.NetworkRequest, ifName, netns string, capabilities map[string]any) *libcni.RuntimeConf {
+// For is what all plugins of a network are told about a pod.
+func For(req pod.NetworkRequest, ifName, netns string, capabilities map[string]any) *libcni.RuntimeConf {
 	meta := req.Config.GetMetadata()
 	return &libcni.RuntimeConf{
 		ContainerID: req.SandboxID,
@@ -63,10 +57,11 @@ func runtimeConf(req pod.NetworkRequest, ifName, netns string, capabilities map[
 // never have it.
 func argument(v string) string { return strings.NewReplacer(";", "", "=", "").Replace(v) }
 
-// capabilityArgs are what plugins with the capabilities of these names get.
-func capabilityArgs(config *criv1.PodSandboxConfig) (map[string]any, error) {
+// Capabilities are what plugins with the capabilities of these names get. Errors:
+// ErrInvalidArgument for a bad port mapping or bandwidth.
+func Capabilities(config *criv1.PodSandboxConfig) (map[string]any, error) {
 	out := make(map[string]any)
-	ports, err := portMappings(config.GetPortMappings())
+	ports, err := hostport.Mappings(config.GetPortMappings())
 	if err != nil {
 		return nil, err
 	}
@@ -92,53 +87,14 @@ func capabilityArgs(config *criv1.PodSandboxConfig) (map[string]any, error) {
 	return out, nil
 }
 
-// told is what of a pod's configuration plugins are told.
-func told(config *criv1.PodSandboxConfig) *criv1.PodSandboxConfig {
+// Told is what of a pod's configuration plugins are told.
+func Told(config *criv1.PodSandboxConfig) *criv1.PodSandboxConfig {
 	return &criv1.PodSandboxConfig{
 		Metadata: config.GetMetadata(), PortMappings: config.GetPortMappings(), Annotations: config.GetAnnotations(),
 		DnsConfig: config.GetDnsConfig(),
 		Linux:     &criv1.LinuxPodSandboxConfig{CgroupParent: config.GetLinux().GetCgroupParent()},
 	}
 }
-
-// portMappings drops mappings without a host port, which expose nothing, and repeated ones.
-func portMappings(in []*criv1.PortMapping) ([]portMapping, error) {
-	var out []portMapping
-	for _, m := range in {
-		if m.GetHostPort() == 0 {
-			continue
-		}
-		if !isPort(m.GetHostPort()) || !isPort(m.GetContainerPort()) {
-			return nil, fmt.Errorf("port mapping %d to %d: %w", m.GetHostPort(), m.GetContainerPort(), errdefs.ErrInvalidArgument)
-		}
-		hostIP, err := hostAddress(m.GetHostIp())
-		if err != nil {
-			return nil, err
-		}
-		p := portMapping{
-			HostPort: m.GetHostPort(), ContainerPort: m.GetContainerPort(),
-			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: hostIP,
-		}
-		if !slices.Contains(out, p) {
-			out = append(out, p)
-		}
-	}
-	return out, nil
-}
-
-// hostAddress is the usual form of an address of the node; empty for all of them.
-func hostAddress(s string) (string, error) {
-	if s == "" {
-		return "", nil
-	}
-	addr, err := netip.ParseAddr(s)
-	if err != nil || addr.Zone() != "" {
-		return "", fmt.Errorf("port mapping on host address %q, which is no IP address without zone: %w", s, errdefs.ErrInvalidArgument)
-	}
-	return addr.Unmap().String(), nil
-}
-
-func isPort(n int32) bool { return n > 0 && n <= math.MaxUint16 }
 
 // bandwidthOf reads the limits, in bits per second. Bursts are not limited.
 func bandwidthOf(annotations map[string]string) (bandwidth, error) {
@@ -147,8 +103,8 @@ func bandwidthOf(annotations map[string]string) (bandwidth, error) {
 		name        string
 		rate, burst *uint64
 	}{
-		{annotationIngress, &out.IngressRate, &out.IngressBurst},
-		{annotationEgress, &out.EgressRate, &out.EgressBurst},
+		{AnnotationIngress, &out.IngressRate, &out.IngressBurst},
+		{AnnotationEgress, &out.EgressRate, &out.EgressBurst},
 	} {
 		value, ok := annotations[l.name]
 		if !ok {
