@@ -22,18 +22,3 @@ func (s *Service) ContainerStatus(ctx context.Context, req *criv1.ContainerStatu
 	}
 	return &criv1.ContainerStatusResponse{Status: resp.GetStatus(), Info: resp.GetInfo()}, nil
 }
-
-// ReopenContainerLog implements criv1.RuntimeServiceServer.
-func (s *Service) ReopenContainerLog(
-	ctx context.Context, req *criv1.ReopenContainerLogRequest,
-) (*criv1.ReopenContainerLogResponse, error) {
-	id, err := s.containerID(ctx, req.GetContainerId())
-	if err != nil {
-		return nil, err
-	}
-	_, err = s.containers.ReopenContainerLog(ctx, &containerv1.ReopenContainerLogRequest{ContainerId: id})
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.ReopenContainerLogResponse{}, nil
-}

@@ -9,7 +9,6 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
-	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/validate"
 )
 
@@ -51,24 +50,6 @@ func (s *Service) Exec(ctx context.Context, req *criv1.ExecRequest) (*criv1.Exec
 	return &criv1.ExecResponse{Url: url}, nil
 }
 
-// Attach implements criv1.RuntimeServiceServer. It attaches when a client opens the URL.
-func (s *Service) Attach(ctx context.Context, req *criv1.AttachRequest) (*criv1.AttachResponse, error) {
-	if err := validate.Attach(req); err != nil {
-		return nil, err
-	}
-	container, err := s.running(ctx, req.GetContainerId())
-	if err != nil {
-		return nil, err
-	}
-	full := proto.CloneOf(req)
-	full.ContainerId = container.GetStatus().GetId()
-	url, err := s.streams.AttachURL(full, container.GetTty(), container.GetStdin())
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.AttachResponse{Url: url}, nil
-}
-
 // running returns a container that runs. Errors: NotFound, FailedPrecondition.
 func (s *Service) running(ctx context.Context, id string) (*containerv1.GetContainerResponse, error) {
 	resp, err := s.containers.GetContainer(ctx, &containerv1.GetContainerRequest{ContainerId: id})
@@ -79,26 +60,4 @@ func (s *Service) running(ctx context.Context, id string) (*containerv1.GetConta
 		return nil, fmt.Errorf("container %s is not running but in state %s: %w", id, state, errdefs.ErrFailedPrecondition)
 	}
 	return resp, nil
-}
-
-// PortForward implements criv1.RuntimeServiceServer. It connects when a client opens the URL.
-func (s *Service) PortForward(ctx context.Context, req *criv1.PortForwardRequest) (*criv1.PortForwardResponse, error) {
-	if err := validate.PortForward(req); err != nil {
-		return nil, err
-	}
-	id := req.GetPodSandboxId()
-	sandbox, err := s.sandboxes.GetSandbox(ctx, &sandboxv1.GetSandboxRequest{SandboxId: id})
-	if err != nil {
-		return nil, err
-	}
-	if state := sandbox.GetStatus().GetState(); state != criv1.PodSandboxState_SANDBOX_READY {
-		return nil, fmt.Errorf("sandbox %s is not ready but in state %s: %w", id, state, errdefs.ErrFailedPrecondition)
-	}
-	full := proto.CloneOf(req)
-	full.PodSandboxId = sandbox.GetStatus().GetId()
-	url, err := s.streams.PortForwardURL(full)
-	if err != nil {
-		return nil, err
-	}
-	return &criv1.PortForwardResponse{Url: url}, nil
 }
