@@ -2,11 +2,9 @@ package rpc
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -87,32 +85,6 @@ type timeoutOption struct {
 // context has a deadline (the earlier one counts); zero means no limit besides that of
 // the context.
 func WithTimeout(d time.Duration) grpc.CallOption { return timeoutOption{limit: d} }
-
-// WithRetries lets gRPC repeat the named methods ("crisp.sandbox.v1.SandboxService/
-// ListSandboxes") when the server went away during the call. Only name methods that
-// change nothing or that may be repeated.
-func WithRetries(methods ...string) grpc.DialOption {
-	type name struct {
-		Service string `json:"service"`
-		Method  string `json:"method"`
-	}
-	names := make([]name, 0, len(methods))
-	for _, m := range methods {
-		service, method, _ := strings.Cut(strings.TrimPrefix(m, "/"), "/")
-		names = append(names, name{service, method})
-	}
-	text, err := json.Marshal(map[string]any{"methodConfig": []any{map[string]any{
-		"name": names,
-		"retryPolicy": map[string]any{
-			"maxAttempts": 4, "initialBackoff": "0.05s", "maxBackoff": "1s", "backoffMultiplier": 3,
-			"retryableStatusCodes": []string{"UNAVAILABLE"},
-		},
-	}}})
-	if err != nil {
-		panic(err) // strings and numbers always encode
-	}
-	return grpc.WithDefaultServiceConfig(string(text))
-}
 
 func defaultDeadline(limit time.Duration) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {

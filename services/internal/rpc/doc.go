@@ -9,6 +9,5 @@
 // that the restart of a server is a short wait for the callers and not an error.
 //
 // The package has no transport security of its own: file mode and peer credentials
-// of the socket say who may call. Retrying is left to the caller, except for methods
-// that are named as idempotent with WithRetries.
+// of the socket say who may call. Retrying is left to the caller.
 package rpc

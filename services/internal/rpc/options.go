@@ -19,12 +19,10 @@ type service struct {
 }
 
 type serverOptions struct {
-	services    []service
-	checkPeers  bool
-	floor       bool
-	lanes       bool
-	levelOf     func(codes.Code) slog.Level
-	grpcOptions []grpc.ServerOption
+	services   []service
+	checkPeers bool
+	floor      bool
+	lanes      bool
 }
 
 type registrationFunc func(o *serverOptions)
@@ -49,19 +47,8 @@ func WithoutDeadlineFloor() Registration {
 	return registrationFunc(func(o *serverOptions) { o.floor = false })
 }
 
-// WithLogLevels sets the level of the log line of a finished call by its code. Without
-// it, Internal, Unknown and DataLoss are logged at Info and all others at Debug.
-func WithLogLevels(levelOf func(codes.Code) slog.Level) Registration {
-	return registrationFunc(func(o *serverOptions) { o.levelOf = levelOf })
-}
-
-// WithServerOptions passes options on to gRPC. Interceptors given this way
-// (grpc.ChainUnaryInterceptor) run between the error mapping and the handler.
-func WithServerOptions(opts ...grpc.ServerOption) Registration {
-	return registrationFunc(func(o *serverOptions) { o.grpcOptions = append(o.grpcOptions, opts...) })
-}
-
-func defaultLevel(code codes.Code) slog.Level {
+// levelOf is the level of the log line of a finished call.
+func levelOf(code codes.Code) slog.Level {
 	switch code {
 	case codes.Internal, codes.Unknown, codes.DataLoss:
 		return slog.LevelInfo

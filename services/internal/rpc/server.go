@@ -47,7 +47,7 @@ func NewServer(cfg ServerConfig, tel *telemetry.Telemetry, regs ...Registration)
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("rpc server: %w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	opts := &serverOptions{checkPeers: true, floor: true, levelOf: defaultLevel}
+	opts := &serverOptions{checkPeers: true, floor: true}
 	for _, r := range regs {
 		r.register(opts)
 	}
@@ -135,7 +135,7 @@ func (s *Server) drain(ctx context.Context) {
 
 // around is what is around a call on a lane. Who may open a lane was checked then.
 func (s *Server) around(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.UnaryServerInterceptor {
-	list := s.outer(o, metrics)
+	list := s.outer(metrics)
 	if o.floor {
 		list = append(list, prepare(deadlineFloor).unary)
 	}
@@ -143,17 +143,17 @@ func (s *Server) around(o *serverOptions, metrics *grpcprom.ServerMetrics) []grp
 }
 
 // outer are the interceptors that every unary call goes through first.
-func (s *Server) outer(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.UnaryServerInterceptor {
+func (s *Server) outer(metrics *grpcprom.ServerMetrics) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		selector.UnaryServerInterceptor(metrics.UnaryServerInterceptor(), notHealth()),
-		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger(s.tel.Log), logOptions(o.levelOf)...), notHealth()),
+		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger(s.tel.Log), logOptions(levelOf)...), notHealth()),
 		recovery.UnaryServerInterceptor(recoverOption(s.tel)),
 	}
 }
 
 func (s *Server) options(o *serverOptions, metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
-	log, logOpts, rec := logger(s.tel.Log), logOptions(o.levelOf), recoverOption(s.tel)
-	unary := s.outer(o, metrics)
+	log, logOpts, rec := logger(s.tel.Log), logOptions(levelOf), recoverOption(s.tel)
+	unary := s.outer(metrics)
 	stream := []grpc.StreamServerInterceptor{
 		selector.StreamServerInterceptor(metrics.StreamServerInterceptor(), notHealth()),
 		selector.StreamServerInterceptor(logging.StreamServerInterceptor(log, logOpts...), notHealth()),
@@ -170,7 +170,7 @@ func (s *Server) options(o *serverOptions, metrics *grpcprom.ServerMetrics) []gr
 	for _, p := range steps {
 		unary, stream = append(unary, p.unary), append(stream, p.stream)
 	}
-	return append([]grpc.ServerOption{
+	return []grpc.ServerOption{
 		grpc.Creds(peerCredentials{}),
 		grpc.MaxRecvMsgSize(s.cfg.MaxMessage.Int()),
 		grpc.MaxSendMsgSize(s.cfg.MaxMessage.Int()),
@@ -179,7 +179,7 @@ func (s *Server) options(o *serverOptions, metrics *grpcprom.ServerMetrics) []gr
 			otelgrpc.WithTracerProvider(s.tel.TracerProvider), otelgrpc.WithPropagators(s.tel.Propagator))),
 		grpc.ChainUnaryInterceptor(append(unary, mapUnary)...),
 		grpc.ChainStreamInterceptor(append(stream, mapStream)...),
-	}, o.grpcOptions...)
+	}
 }
 
 // endAtStop cancels a stream when the server begins to stop. A stream that follows
