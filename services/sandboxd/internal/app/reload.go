@@ -18,7 +18,7 @@ func (a *App) reloading() reload.Target[config.Config] {
 			"runtime.reject_missing_mount_sources",
 			"image.registry_config", "image.pinned_images", "image.max_concurrent_downloads", "image.auth_file", "image.concurrent_layer_fetch_buffer", "image.pull_progress_timeout",
 			"image.verifier_dir", "image.max_verifiers", "image.per_verifier_timeout",
-			"image.stream_processors", "image.decryption_key_model",
+			"image.discard_unpacked_layers", "image.stream_processors", "image.decryption_key_model",
 		},
 		Apply: a.apply,
 	}

@@ -65,9 +65,10 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 	return image.Config{
 		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
-		Decode:       decode.Config{Programs: streamProcessors(cfg), NodeKeys: cfg.Image.KeyModel == "node"},
-		Verifiers:    image.Verifiers{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
-		Snapshotters: snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
+		DiscardLayers: cfg.Image.DiscardLayers,
+		Decode:        decode.Config{Programs: streamProcessors(cfg), NodeKeys: cfg.Image.KeyModel == "node"},
+		Verifiers:     image.Verifiers{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
+		Snapshotters:  snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
 	}
 }
 

@@ -116,6 +116,7 @@ type Image struct {
 	MaxVerifiers           int             `toml:"max_verifiers" comment:"Most programs that verifier_dir may have."`
 	VerifierTimeout        config.Duration `toml:"per_verifier_timeout" comment:"Limit of each verifier."`
 	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
+	DiscardLayers          bool            `toml:"discard_unpacked_layers" comment:"Keep the layers of an image only unpacked. A runtime handler with another snapshotter than the one that an image was pulled for needs a pull of its own then."`
 	KeyModel               string          `toml:"decryption_key_model" comment:"\"node\": stream processors are told what they need to decrypt a layer with keys of the node; empty: they are not."`
 	// StreamProcessors are programs by their names.
 	StreamProcessors map[string]StreamProcessor `toml:"stream_processors" comment:"Programs that read layers of media types of their own, for example encrypted ones, in the form of containerd's."`

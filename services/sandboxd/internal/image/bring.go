@@ -30,7 +30,9 @@ type bringing struct {
 	session     *registry.Session
 	name        reference.Named
 	snapshotter string
-	steps       *progress
+	// keepLayers wants the blobs of all layers on the node, also of those that are unpacked.
+	keepLayers bool
+	steps      *progress
 }
 
 // bring has the image below root verified, fetches and unpacks the image below root, mends what is broken of it on the node,
@@ -49,7 +51,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 		if i+1 < len(path) {
 			next = &path[i+1].Desc
 		}
-		if err := s.keep(ctx, doc, next); err != nil {
+		if err := s.keep(ctx, doc, next, b.keepLayers); err != nil {
 			return nil, root, err
 		}
 	}
@@ -57,9 +59,10 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	b.steps.begin(ctx, manifest.Manifest)
 	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, b, desc) }
 	extract := s.extractor(b.steps.extracted)
-	err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
+	u := unpacking{snapshotter: b.snapshotter, extract: extract, bring: fetch, all: b.keepLayers}
+	err = s.unpack(ctx, manifest, u)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
-		err = s.unpack(ctx, manifest, b.snapshotter, extract, fetch)
+		err = s.unpack(ctx, manifest, u)
 	}
 	if err != nil {
 		return nil, root, err
@@ -72,7 +75,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	if err != nil {
 		return nil, root, err
 	}
-	return c, root, s.mend(ctx, c, b.snapshotter, extract)
+	return c, root, s.mend(ctx, c, u)
 }
 
 // document takes a manifest or index from the node if it is there and whole, else from the
@@ -119,8 +122,9 @@ func (s *Service) lockBlob(ctx context.Context, dgst digest.Digest) (unlock func
 	return func() { s.shared.Unlock(key) }, nil
 }
 
-// keep labels a document so that what it refers to stays as long as it does.
-func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec.Descriptor) error {
+// keep labels a document so that what it refers to stays as long as it does. Without layers,
+// nothing but their snapshots stays of them.
+func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec.Descriptor, layers bool) error {
 	refs := make(map[string]string)
 	if next != nil {
 		refs[labelRef+"m.0"] = next.Digest.String()
@@ -128,7 +132,10 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 	if doc.Manifest != nil {
 		refs[labelRef+"config"] = doc.Manifest.Config.Digest.String()
 		for i, l := range doc.Manifest.Layers {
-			refs[labelRef+"l."+strconv.Itoa(i)] = l.Digest.String()
+			refs[labelRef+"l."+strconv.Itoa(i)] = ""
+			if layers {
+				refs[labelRef+"l."+strconv.Itoa(i)] = l.Digest.String()
+			}
 		}
 	}
 	store := s.st.Content()
@@ -151,24 +158,37 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 	return nil
 }
 
+// unpacking is how an image is unpacked.
+type unpacking struct {
+	snapshotter string
+	extract     diff.Applier
+	// bring makes sure that a blob is on the node.
+	bring func(context.Context, ocispec.Descriptor) error
+	// all brings the blobs of layers that are unpacked already, too.
+	all bool
+}
+
 // unpack fetches the configuration and the layers, several at a time, and extracts each as
 // soon as it and those below are there. Extraction is one after the other: a layer may leave
 // out folders whose owner and mode are those of the layers below.
-func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapshotter string, extract diff.Applier, bring func(context.Context, ocispec.Descriptor) error) error {
-	sn, name, err := s.st.Snapshotter(snapshotter)
+func (s *Service) unpack(ctx context.Context, manifest registry.Document, how unpacking) error {
+	sn, name, err := s.st.Snapshotter(how.snapshotter)
 	if err != nil {
 		return err
 	}
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
-	u, err := unpack.NewUnpacker(work, s.st.Content(),
+	options := []unpack.UnpackerOpt{
 		unpack.WithUnpackPlatform(unpack.Platform{
-			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: extract,
+			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: how.extract,
 		}),
-		unpack.WithFetchAllContent(),
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.conf.Load().MaxConcurrentDownloads))),
 		unpack.WithDuplicationSuppressor(s.shared),
-	)
+	}
+	if how.all {
+		options = append(options, unpack.WithFetchAllContent())
+	}
+	u, err := unpack.NewUnpacker(work, s.st.Content(), options...)
 	if err != nil {
 		return fmt.Errorf("unpacker: %w", err)
 	}
@@ -176,7 +196,7 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, snapsh
 		if desc.Digest == manifest.Desc.Digest {
 			return append([]ocispec.Descriptor{manifest.Manifest.Config}, manifest.Manifest.Layers...), nil
 		}
-		return nil, bring(ctx, desc)
+		return nil, how.bring(ctx, desc)
 	})
 	err = images.Dispatch(work, u.Unpack(fetch), nil, manifest.Desc)
 	if err != nil {
@@ -240,9 +260,9 @@ func (s *Service) discardCorrupt(ctx context.Context, layers []ocispec.Descripto
 }
 
 // mend extracts again the layers whose files have gone.
-func (s *Service) mend(ctx context.Context, c *contents, snapshotter string, extract diff.Applier) error {
+func (s *Service) mend(ctx context.Context, c *contents, how unpacking) error {
 	const key = "mend://"
-	damaged, err := s.st.Damaged(ctx, snapshotter, c.layers)
+	damaged, err := s.st.Damaged(ctx, how.snapshotter, c.layers)
 	if err != nil || len(damaged) == 0 {
 		return err
 	}
@@ -250,14 +270,28 @@ func (s *Service) mend(ctx context.Context, c *contents, snapshotter string, ext
 		return err
 	}
 	defer s.shared.Unlock(key)
-	if damaged, err = s.st.Damaged(ctx, snapshotter, c.layers); err != nil {
+	if damaged, err = s.st.Damaged(ctx, how.snapshotter, c.layers); err != nil {
 		return err
 	}
 	for _, i := range damaged {
 		s.log.WarnContext(ctx, "files of a layer are gone and are extracted again", slog.String("chain_id", c.layers[i].ChainID.String()))
-		if err := s.st.Restore(ctx, extract, snapshotter, c.layers, i); err != nil {
-			return registry.Classify(err)
+		if err := s.mendLayer(ctx, c, i, how); err != nil {
+			return registry.Failed(ctx, err)
 		}
 	}
 	return nil
+}
+
+// mendLayer extracts a layer again. Its blob may have to be fetched first.
+func (s *Service) mendLayer(ctx context.Context, c *contents, i int, how unpacking) error {
+	unlock, err := s.lockBlob(ctx, c.layers[i].Blob.Digest)
+	if err != nil {
+		return err
+	}
+	err = how.bring(ctx, c.layers[i].Blob)
+	unlock()
+	if err != nil {
+		return err
+	}
+	return s.st.Restore(ctx, how.extract, how.snapshotter, c.layers, i)
 }

@@ -23,6 +23,8 @@ type Config struct {
 	RangeSize int
 	// ProgressTimeout ends a pull on which no byte moves; 0 means never.
 	ProgressTimeout time.Duration
+	// DiscardLayers gives up the blobs of layers when they are unpacked.
+	DiscardLayers bool
 	// Decode is what layers are decoded with; its Patience is ProgressTimeout.
 	Decode decode.Config
 	// Verifiers are asked at each pull.

@@ -112,7 +112,9 @@ func (s *Service) pull(ctx context.Context, req request) (id string, err error) 
 	}
 	defer func() { s.settle(base, held, err) }()
 
-	c, root, err := s.bring(ctx, bringing{session: session, name: req.name, snapshotter: req.snapshotter, steps: steps}, root)
+	c, root, err := s.bring(ctx, bringing{
+		session: session, name: req.name, snapshotter: req.snapshotter, keepLayers: !conf.DiscardLayers, steps: steps,
+	}, root)
 	if err != nil {
 		return "", registry.Failed(ctx, err)
 	}
@@ -152,7 +154,7 @@ func (s *Service) settle(ctx context.Context, held *storage.Held, failure error)
 		s.log.WarnContext(ctx, "lease of a pull not released", slog.Any("error", err)) // it runs out
 	}
 	if failure == nil {
-		if held.Resumed {
+		if held.Resumed || s.conf.Load().DiscardLayers {
 			s.st.CollectSoon()
 		}
 		return

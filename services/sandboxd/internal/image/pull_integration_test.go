@@ -43,6 +43,8 @@ type node struct {
 	t    *testing.T
 	root string
 	st   *storage.Storage
+	// change is what the node is configured with, also when it is opened again.
+	change func(*Config, *storage.Config)
 
 	mu     sync.Mutex
 	users  []string
@@ -67,6 +69,9 @@ func (n *node) reopen() {
 
 func (n *node) open(change func(*Config, *storage.Config)) {
 	n.t.Helper()
+	if change != nil {
+		n.change = change
+	}
 	sc := storage.Config{Root: n.root}
 	cfg := Config{OnChange: func(_ context.Context, topic string, event any) {
 		n.mu.Lock()
@@ -77,8 +82,8 @@ func (n *node) open(change func(*Config, *storage.Config)) {
 		}
 		n.events = append(n.events, topic)
 	}}
-	if change != nil {
-		change(&cfg, &sc)
+	if n.change != nil {
+		n.change(&cfg, &sc)
 	}
 	st, err := storage.Open(n.t.Context(), sc, testLog(n.t))
 	if err != nil {

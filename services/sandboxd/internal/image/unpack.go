@@ -65,17 +65,19 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return err
 	}
-	extract := s.extractor(func(digest.Digest) {})
-	err = s.unpack(ctx, path[len(path)-1], snapshotter, extract, func(ctx context.Context, desc ocispec.Descriptor) error {
-		if !s.st.BlobPresent(ctx, desc) {
-			return fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrNotFound)
-		}
-		return nil
-	})
-	if err != nil {
+	how := unpacking{
+		snapshotter: snapshotter, extract: s.extractor(func(digest.Digest) {}),
+		bring: func(ctx context.Context, desc ocispec.Descriptor) error {
+			if !s.st.BlobPresent(ctx, desc) {
+				return fmt.Errorf("blob %s is not on the node, pull the image for this runtime handler: %w", desc.Digest, errdefs.ErrNotFound)
+			}
+			return nil
+		},
+	}
+	if err := s.unpack(ctx, path[len(path)-1], how); err != nil {
 		return registry.Classify(err)
 	}
-	if err := s.mend(ctx, e.contents, snapshotter, extract); err != nil {
+	if err := s.mend(ctx, e.contents, how); err != nil {
 		return err
 	}
 	return registry.Classify(s.st.Sync(snapshotter))
