@@ -139,7 +139,7 @@ func checkTags(t *testing.T, root, page string) {
 
 // emptyByDefault are tables and lists that the examples do not show.
 func emptyByDefault() []string {
-	return []string{"runtime.ulimits", "image.stream_processors", "plugins", "required.rules", "required.exempt"}
+	return []string{"runtime.ulimits", "image.stream_processors", "image.proxy_snapshotters", "plugins", "required.rules", "required.exempt"}
 }
 
 // checkLiveKeys checks that the keys which the page calls changeable are keys, or tables of them.

@@ -136,7 +136,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	}
 	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
 	a.storage, err = storage.Open(ctx, storage.Config{
-		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter,
+		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Proxies: proxySnapshotters(cfg),
 	}, tel.Log)
 	if err != nil {
 		return nil, err

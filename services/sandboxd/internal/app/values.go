@@ -72,6 +72,14 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 	}
 }
 
+func proxySnapshotters(cfg config.Config) map[string]storage.Proxy {
+	out := make(map[string]storage.Proxy, len(cfg.Image.ProxySnapshotters))
+	for name, p := range cfg.Image.ProxySnapshotters {
+		out[name] = storage.Proxy{Socket: p.Address, Root: p.Root}
+	}
+	return out
+}
+
 func streamProcessors(cfg config.Config) []decode.Program {
 	var out []decode.Program
 	for _, name := range slices.Sorted(maps.Keys(cfg.Image.StreamProcessors)) {

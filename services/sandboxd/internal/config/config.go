@@ -106,7 +106,7 @@ type Logs struct {
 
 // Image describes pulling and storing images.
 type Image struct {
-	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\" or \"native\"; empty: the best that works here."`
+	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\", \"native\" or one of proxy_snapshotters; empty: the best that works here."`
 	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
 	AuthFile               string          `toml:"auth_file" comment:"File in the form of docker's config.json with credentials for pulls that bring none; empty: none."`
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
@@ -118,8 +118,16 @@ type Image struct {
 	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
 	DiscardLayers          bool            `toml:"discard_unpacked_layers" comment:"Keep the layers of an image only unpacked. A runtime handler with another snapshotter than the one that an image was pulled for needs a pull of its own then."`
 	KeyModel               string          `toml:"decryption_key_model" comment:"\"node\": stream processors are told what they need to decrypt a layer with keys of the node; empty: they are not."`
+	// ProxySnapshotters are snapshotters by their names.
+	ProxySnapshotters map[string]ProxySnapshotter `toml:"proxy_snapshotters" comment:"Snapshotters in processes of their own, for example for lazy pulling, as containerd's proxy plugins."`
 	// StreamProcessors are programs by their names.
 	StreamProcessors map[string]StreamProcessor `toml:"stream_processors" comment:"Programs that read layers of media types of their own, for example encrypted ones, in the form of containerd's."`
+}
+
+// ProxySnapshotter is a snapshotter in another process.
+type ProxySnapshotter struct {
+	Address string `toml:"address"`
+	Root    string `toml:"root"`
 }
 
 // StreamProcessor is a program that turns layers of some media types into another.
@@ -189,6 +197,7 @@ func Default() Config {
 			VerifierTimeout:        config.Duration(10 * time.Second),
 			PinnedImages:           []string{},
 			KeyModel:               "node",
+			ProxySnapshotters:      map[string]ProxySnapshotter{},
 			StreamProcessors:       map[string]StreamProcessor{},
 		},
 		Network: Network{
@@ -215,7 +224,7 @@ func (c Config) Validate() error {
 		config.Section("server", c.Server), config.Section("bus.client", c.Bus.Client),
 		positive("bus.outbox_limit", c.Bus.OutboxLimit),
 		config.Section("runtime", c.Runtime), config.Section("image", c.Image), config.Section("network", c.Network),
-		config.Section("cadvisor", c.CAdvisor),
+		config.Section("cadvisor", c.CAdvisor), c.checkSnapshotters(),
 		within("container_logs.max_line_size", c.Logs.MaxLineSize.Int(), 1<<10, 1<<20),
 	)
 }
@@ -275,11 +284,37 @@ func (r Runtime) Validate() error {
 
 // Validate checks the section.
 func (i Image) Validate() error {
-	return errors.Join(oneOf("snapshotter", i.Snapshotter, "", "overlayfs", "native"),
+	return errors.Join(oneOf("snapshotter", i.Snapshotter, i.snapshotters()...), checkProxySnapshotters(i.ProxySnapshotters),
 		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
 		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile), optionalPath("verifier_dir", i.VerifierDir),
 		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout),
 		oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))
+}
+
+// snapshotters are the names that there are; the empty one is the best that works.
+func (i Image) snapshotters() []string {
+	return append([]string{"", "overlayfs", "native"}, slices.Sorted(maps.Keys(i.ProxySnapshotters))...)
+}
+
+func checkProxySnapshotters(proxies map[string]ProxySnapshotter) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(proxies)) {
+		key := "proxy_snapshotters." + name
+		if slices.Contains(Image{}.snapshotters(), name) {
+			errs = append(errs, fmt.Errorf("%s: the name is that of a snapshotter of sandboxd, choose another", key))
+		}
+		errs = append(errs, absolute(key+".address", proxies[name].Address), optionalPath(key+".root", proxies[name].Root))
+	}
+	return errors.Join(errs...)
+}
+
+// checkSnapshotters looks for the snapshotters of the runtime handlers among those that there are.
+func (c Config) checkSnapshotters() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(c.Runtime.Handlers)) {
+		errs = append(errs, oneOf("runtime.handlers."+name+".snapshotter", c.Runtime.Handlers[name].Snapshotter, c.Image.snapshotters()...))
+	}
+	return errors.Join(errs...)
 }
 
 func checkStreamProcessors(programs map[string]StreamProcessor) error {

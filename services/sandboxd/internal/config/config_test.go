@@ -42,14 +42,21 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"x.privileged_without_host_devices_all_devices_allowed": func(c *Config) {
 			c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", AllDevicesAllowed: true}
 		},
-		"annotation pattern":          func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
-		"max_line_size":               func(c *Config) { c.Logs.MaxLineSize = 1 },
-		"snapshotter":                 func(c *Config) { c.Image.Snapshotter = "zfs" },
-		"max_concurrent_downloads":    func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
-		"auth_file":                   func(c *Config) { c.Image.AuthFile = "config.json" },
-		"verifier_dir":                func(c *Config) { c.Image.VerifierDir = "verifiers" },
-		"max_verifiers":               func(c *Config) { c.Image.MaxVerifiers = 0 },
-		"per_verifier_timeout":        func(c *Config) { c.Image.VerifierTimeout = 0 },
+		"annotation pattern":              func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", PodAnnotations: []string{"["}} },
+		"max_line_size":                   func(c *Config) { c.Logs.MaxLineSize = 1 },
+		"snapshotter":                     func(c *Config) { c.Image.Snapshotter = "zfs" },
+		"max_concurrent_downloads":        func(c *Config) { c.Image.MaxConcurrentDownloads = 0 },
+		"auth_file":                       func(c *Config) { c.Image.AuthFile = "config.json" },
+		"verifier_dir":                    func(c *Config) { c.Image.VerifierDir = "verifiers" },
+		"max_verifiers":                   func(c *Config) { c.Image.MaxVerifiers = 0 },
+		"per_verifier_timeout":            func(c *Config) { c.Image.VerifierTimeout = 0 },
+		`snapshotter: "lazy" is unknown`:  func(c *Config) { c.Image.Snapshotter = "lazy" },
+		"handlers.x.snapshotter":          func(c *Config) { c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", Snapshotter: "lazy"} },
+		"proxy_snapshotters.lazy.address": func(c *Config) { c.Image.ProxySnapshotters["lazy"] = ProxySnapshotter{Address: "lazy.sock"} },
+		"proxy_snapshotters.lazy.root": func(c *Config) {
+			c.Image.ProxySnapshotters["lazy"] = ProxySnapshotter{Address: "/run/lazy.sock", Root: "lazy"}
+		},
+		"proxy_snapshotters.native":   func(c *Config) { c.Image.ProxySnapshotters["native"] = ProxySnapshotter{Address: "/run/native.sock"} },
 		"decryption_key_model":        func(c *Config) { c.Image.KeyModel = "pod" },
 		"stream_processors.x.path":    func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b"} },
 		"stream_processors.x.returns": func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Path: "p"} },
@@ -83,5 +90,15 @@ func TestValidateNamesTheKey(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(want, "runtime: ")) {
 			t.Errorf("want an error on %s, got %v", want, err)
 		}
+	}
+}
+
+func TestProxySnapshottersAreKnown(t *testing.T) {
+	c := Default()
+	c.Image.ProxySnapshotters["lazy"] = ProxySnapshotter{Address: "/run/lazy.sock"}
+	c.Image.Snapshotter = "lazy"
+	c.Runtime.Handlers["x"] = Handler{RuntimeType: "y", Snapshotter: "lazy"}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
 	}
 }

@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/unpack"
+	"github.com/containerd/containerd/v2/pkg/snapshotters"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
@@ -59,7 +63,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	b.steps.begin(ctx, manifest.Manifest)
 	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, b, desc) }
 	extract := s.extractor(b.steps.extracted)
-	u := unpacking{snapshotter: b.snapshotter, extract: extract, bring: fetch, all: b.keepLayers}
+	u := unpacking{name: b.name.String(), snapshotter: b.snapshotter, extract: extract, bring: fetch, all: b.keepLayers}
 	err = s.unpack(ctx, manifest, u)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
 		err = s.unpack(ctx, manifest, u)
@@ -160,11 +164,13 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 
 // unpacking is how an image is unpacked.
 type unpacking struct {
+	name        string // of the image
 	snapshotter string
 	extract     diff.Applier
 	// bring makes sure that a blob is on the node.
 	bring func(context.Context, ocispec.Descriptor) error
-	// all brings the blobs of layers that are unpacked already, too.
+	// all brings the blobs of layers that are unpacked already, too. Of a snapshotter in another
+	// process, which may read layers from the registry itself, only what it asks for is brought.
 	all bool
 }
 
@@ -185,19 +191,23 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.conf.Load().MaxConcurrentDownloads))),
 		unpack.WithDuplicationSuppressor(s.shared),
 	}
-	if how.all {
+	proxied := s.st.Proxied(name)
+	if how.all && !proxied {
 		options = append(options, unpack.WithFetchAllContent())
 	}
 	u, err := unpack.NewUnpacker(work, s.st.Content(), options...)
 	if err != nil {
 		return fmt.Errorf("unpacker: %w", err)
 	}
-	fetch := images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	var fetch images.Handler = images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if desc.Digest == manifest.Desc.Digest {
-			return append([]ocispec.Descriptor{manifest.Manifest.Config}, manifest.Manifest.Layers...), nil
+			return append([]ocispec.Descriptor{manifest.Manifest.Config}, layersFor(manifest.Manifest.Layers, proxied)...), nil
 		}
 		return nil, how.bring(ctx, desc)
 	})
+	if proxied {
+		fetch = snapshotters.AppendInfoHandlerWrapper(how.name)(fetch)
+	}
 	err = images.Dispatch(work, u.Unpack(fetch), nil, manifest.Desc)
 	if err != nil {
 		cancel()
@@ -206,6 +216,19 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 		err = waitErr
 	}
 	return extractionError(registry.Failed(ctx, err))
+}
+
+// layersFor are the layers of an image with the annotations that snapshots are labelled with. The
+// snapshotters of this process go by labels of ours alone.
+func layersFor(layers []ocispec.Descriptor, proxied bool) []ocispec.Descriptor {
+	out := slices.Clone(layers)
+	for i := range out {
+		out[i].Annotations = maps.Clone(out[i].Annotations)
+		if !proxied {
+			maps.DeleteFunc(out[i].Annotations, func(name, _ string) bool { return strings.HasPrefix(name, "containerd.io/") })
+		}
+	}
+	return out
 }
 
 // fetch brings a blob to the node, unless a whole one is there.

@@ -22,6 +22,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
 
@@ -55,7 +56,8 @@ func (r request) work() string {
 //
 // Errors: ErrInvalidArgument, ErrNotFound, ErrUnauthenticated, ErrPermissionDenied,
 // ErrResourceExhausted (disk full), ErrDataLoss (content that does not fit its digest) and
-// ErrUnavailable, whose text begins with kubelet's reason RegistryUnavailable. The text is
+// ErrUnavailable, whose text begins with kubelet's reason RegistryUnavailable unless a
+// snapshotter is away. The text is
 // SignatureValidationFailed at its beginning if verifiers refuse the image or cannot be asked
 // (ErrPermissionDenied).
 func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.AuthConfig, _ *criv1.PodSandboxConfig) (string, error) {
@@ -82,7 +84,7 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 		if _, ok := errors.AsType[unverified](err); ok {
 			return "", fmt.Errorf("%w: pull image %q: %w", crierrors.ErrSignatureValidationFailed, name, err)
 		}
-		if errdefs.IsUnavailable(err) {
+		if _, away := errors.AsType[*snapproxy.Error](err); errdefs.IsUnavailable(err) && !away {
 			return "", fmt.Errorf("%w: pull image %q: %w", crierrors.ErrRegistryUnavailable, name, err)
 		}
 		return "", fmt.Errorf("pull image %q: %w", name, err)

@@ -121,13 +121,17 @@ func (s *Service) List(_ context.Context, filter *criv1.ImageFilter) ([]*criv1.I
 
 // Status returns an image by id, digest or name, and with verbose some more about it. The
 // image is nil if the node does not have it whole. It must not be changed.
-// Errors: ErrInvalidArgument.
+// Errors: ErrInvalidArgument, ErrUnavailable if its snapshotter is away.
 func (s *Service) Status(ctx context.Context, spec *criv1.ImageSpec, verbose bool) (*criv1.Image, map[string]string, error) {
 	e, err := s.lookup(spec.GetImage())
 	if err != nil || e == nil {
 		return nil, nil, err
 	}
-	if err := s.check(ctx, e, s.snapshotter(spec)); err != nil {
+	err = s.check(ctx, e, s.snapshotter(spec))
+	switch {
+	case errdefs.IsUnavailable(err):
+		return nil, nil, fmt.Errorf("image %q: %w", spec.GetImage(), err)
+	case err != nil:
 		s.log.WarnContext(ctx, "image is broken and shown as absent", slog.String("image_id", e.id), slog.Any("error", err))
 		return nil, nil, nil
 	}
@@ -139,7 +143,8 @@ func (s *Service) Status(ctx context.Context, spec *criv1.ImageSpec, verbose boo
 }
 
 // Resolve finds an image by id, the beginning of one (12 characters or more), digest or
-// name, and checks that its layers are there. Errors: ErrNotFound, ErrInvalidArgument.
+// name, and checks that its layers are there. Errors: ErrNotFound, ErrInvalidArgument,
+// ErrUnavailable if a snapshotter is away that may have them.
 func (s *Service) Resolve(ctx context.Context, ref string) (pod.Image, error) {
 	e, err := s.lookup(ref)
 	if err != nil {
@@ -149,7 +154,10 @@ func (s *Service) Resolve(ctx context.Context, ref string) (pod.Image, error) {
 		return pod.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)
 	}
 	snapshotter, err := s.whole(ctx, e)
-	if err != nil {
+	switch {
+	case errdefs.IsUnavailable(err):
+		return pod.Image{}, fmt.Errorf("image %q: %w", ref, err)
+	case err != nil:
 		return pod.Image{}, fmt.Errorf("image %q is broken: %w: %w", ref, err, errdefs.ErrNotFound)
 	}
 	img := pod.Image{
@@ -176,8 +184,12 @@ func (s *Service) whole(ctx context.Context, e *entry) (string, error) {
 		return name, nil
 	}
 	for _, other := range s.conf.Load().Snapshotters {
-		if s.check(ctx, e, other) == nil {
+		otherErr := s.check(ctx, e, other)
+		if otherErr == nil {
 			return other, nil
+		}
+		if errdefs.IsUnavailable(otherErr) {
+			err = otherErr
 		}
 	}
 	return "", err

@@ -49,6 +49,17 @@ func (s *Service) Unpack(ctx context.Context, img pod.Image, snapshotter string)
 	return img, nil
 }
 
+// nameOf is a name by which the registry knows an image.
+func nameOf(e *entry) string {
+	if tags := e.shown.GetRepoTags(); len(tags) > 0 {
+		return tags[0]
+	}
+	if digests := e.shown.GetRepoDigests(); len(digests) > 0 {
+		return digests[0]
+	}
+	return e.id
+}
+
 // unpackLocal extracts an image from what the node has of it.
 func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string) (err error) {
 	base := ctx
@@ -66,7 +77,7 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 		return err
 	}
 	how := unpacking{
-		snapshotter: snapshotter, extract: s.extractor(func(digest.Digest) {}),
+		name: nameOf(e), snapshotter: snapshotter, extract: s.extractor(func(digest.Digest) {}),
 		bring: func(ctx context.Context, desc ocispec.Descriptor) error {
 			if !s.st.BlobPresent(ctx, desc) {
 				return fmt.Errorf("blob %s is not on the node, pull the image for this runtime handler: %w", desc.Digest, errdefs.ErrNotFound)

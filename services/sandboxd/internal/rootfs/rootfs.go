@@ -8,6 +8,7 @@ package rootfs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -121,10 +122,12 @@ func (r *Rootfs) Usage(ctx context.Context, key, snapshotter string) (bytes, ino
 	return uint64(max(usage.Size, 0)), uint64(max(usage.Inodes, 0)), nil
 }
 
-// Keys lists the writable layers of containers by snapshotter.
+// Keys lists the writable layers of containers by snapshotter. With an error it returns those of
+// the snapshotters that could be asked.
 func (r *Rootfs) Keys(ctx context.Context) (map[string][]string, error) {
 	ctx = r.st.Context(ctx)
 	out := make(map[string][]string)
+	var errs []error
 	for _, name := range r.st.Snapshotters() {
 		sn, _, err := r.st.Snapshotter(name)
 		if err != nil {
@@ -135,8 +138,9 @@ func (r *Rootfs) Keys(ctx context.Context) (map[string][]string, error) {
 			return nil
 		}, keysFilter)
 		if err != nil {
-			return nil, fmt.Errorf("snapshotter %s: %w", name, err)
+			delete(out, name)
+			errs = append(errs, fmt.Errorf("snapshotter %s: %w", name, err))
 		}
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }

@@ -23,8 +23,11 @@ const (
 	maxConfig = 32 << 20
 	// MaxDepth bounds indexes within indexes.
 	MaxDepth = 4
-	// nodeLabels begins the names of the labels by which the node's storage goes.
-	nodeLabels = "containerd.io/"
+	// nodeLabels begins the names of the labels by which the node's storage goes; those with
+	// snapshotLabels are for snapshotters, of which overlayLabels are for that of the node.
+	nodeLabels     = "containerd.io/"
+	snapshotLabels = nodeLabels + "snapshot/"
+	overlayLabels  = snapshotLabels + "overlay."
 )
 
 // Document is a manifest or an index, as the registry gave it and as it says of itself.
@@ -169,7 +172,7 @@ func checkManifest(m *ocispec.Manifest) error {
 		d.URLs, d.Data = nil, nil
 		maps.DeleteFunc(d.Annotations, func(name, _ string) bool {
 			// By the reference a partial blob would be found.
-			return strings.HasPrefix(name, nodeLabels) || name == ocispec.AnnotationRefName
+			return nodes(name) || name == ocispec.AnnotationRefName
 		})
 		if err := d.Digest.Validate(); err != nil {
 			return fmt.Errorf("digest %q: %w: %w", d.Digest, err, errdefs.ErrInvalidArgument)
@@ -194,6 +197,11 @@ func checkManifest(m *ocispec.Manifest) error {
 		}
 	}
 	return nil
+}
+
+// nodes says that an annotation would decide how the node's storage works.
+func nodes(name string) bool {
+	return strings.HasPrefix(name, nodeLabels) && !strings.HasPrefix(name, snapshotLabels) || strings.HasPrefix(name, overlayLabels)
 }
 
 // Candidates returns the manifests of an index that run on the platform, the best first.

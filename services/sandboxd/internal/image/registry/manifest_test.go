@@ -16,7 +16,7 @@ const zeros = "sha256:0000000000000000000000000000000000000000000000000000000000
 
 func TestParseDocument(t *testing.T) {
 	config := `"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"` + zeros + `","size":2}`
-	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + zeros + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/","org.opencontainers.image.ref.name":"x","org.opencontainers.image.enc.pubopts":"y"}}`
+	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + zeros + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/","containerd.io/gc.ref.content":"x","org.opencontainers.image.ref.name":"x","org.opencontainers.image.enc.pubopts":"y"}}`
 	tests := map[string]struct {
 		data    string
 		claimed string

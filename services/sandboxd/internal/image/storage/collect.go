@@ -51,7 +51,7 @@ func (s *Storage) collectNow(ctx context.Context) error {
 	errs := []error{err}
 	for name, sn := range s.backends {
 		cleaner, ok := sn.(snapshots.Cleaner)
-		if !ok {
+		if !ok || s.Proxied(name) { // a process of its own cleans up when something was removed
 			continue
 		}
 		if err := cleaner.Cleanup(ctx); err != nil && !errdefs.IsNotImplemented(err) {
@@ -94,10 +94,14 @@ func (s *Storage) sweep(ctx context.Context) error {
 }
 
 // touch makes one removable thing in each backend. The collector looks for leftovers only
-// where something was removed, and a crash may have come between the two.
+// where something was removed, and a crash may have come between the two. Snapshotters in other
+// processes may be away; what is left there goes when something is removed.
 func (s *Storage) touch(ctx context.Context) error {
 	const key = "sweep"
 	for name := range s.backends {
+		if s.Proxied(name) {
+			continue
+		}
 		sn := s.db.Snapshotter(name)
 		if _, err := sn.Prepare(ctx, key, ""); err != nil && !errdefs.IsAlreadyExists(err) {
 			return fmt.Errorf("snapshotter %s: %w", name, err)

@@ -39,6 +39,7 @@ import (
 	bolt "go.etcd.io/bbolt"                   //nolint:depguard // handed to the library as it is
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -59,9 +60,20 @@ const (
 type Config struct {
 	// Root is the folder that holds everything; it is made if it is missing.
 	Root string
-	// Snapshotter is the default one, "overlayfs" or "native"; empty selects overlayfs
-	// where the file system supports it.
+	// Snapshotter is the default one, "overlayfs", "native" or one of Proxies; empty selects
+	// overlayfs where the file system supports it.
 	Snapshotter string
+	// Proxies are snapshotters in other processes by their names.
+	Proxies map[string]Proxy
+}
+
+// Proxy is a snapshotter in another process.
+type Proxy struct {
+	// Socket is the path of the process's unix socket.
+	Socket string
+	// Root is a folder on the file system on which it keeps its layers; empty means that of the
+	// storage.
+	Root string
 }
 
 // Storage is an open storage. Contexts given to the parts it returns must come from
@@ -76,6 +88,7 @@ type Storage struct {
 	images   images.Store
 	leases   leases.Manager
 	backends map[string]snapshots.Snapshotter
+	proxies  map[string]Proxy // which of backends are in other processes
 	standard string
 	usage    usageCache
 	collect  *collector
@@ -91,7 +104,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err er
 	if !filepath.IsAbs(cfg.Root) {
 		return nil, fmt.Errorf("image root %q: absolute path wanted: %w", cfg.Root, errdefs.ErrInvalidArgument)
 	}
-	s := &Storage{root: cfg.Root, log: log, entry: newEntry(ctx, log), closing: make(chan struct{})}
+	s := &Storage{root: cfg.Root, proxies: cfg.Proxies, log: log, entry: newEntry(ctx, log), closing: make(chan struct{})}
 	if err := os.MkdirAll(s.root, 0o700); err != nil {
 		return nil, fmt.Errorf("image root: %w", err)
 	}
@@ -155,6 +168,9 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 		return fmt.Errorf("native snapshotter: %w", err)
 	}
 	s.backends[Native] = sn
+	if err := s.openProxies(); err != nil {
+		return err
+	}
 
 	switch wanted {
 	case "":
@@ -171,9 +187,32 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 	case Native:
 		s.standard = Native
 	default:
-		return fmt.Errorf("snapshotter %q: overlayfs or native wanted: %w", wanted, errdefs.ErrInvalidArgument)
+		if !s.Proxied(wanted) {
+			return fmt.Errorf("snapshotter %q: overlayfs, native or a proxy snapshotter wanted: %w", wanted, errdefs.ErrInvalidArgument)
+		}
+		s.standard = wanted
 	}
 	return nil
+}
+
+func (s *Storage) openProxies() error {
+	for name, p := range s.proxies {
+		if s.backends[name] != nil {
+			return fmt.Errorf("proxy snapshotter %q: the name is taken: %w", name, errdefs.ErrInvalidArgument)
+		}
+		sn, err := snapproxy.New(name, p.Socket)
+		if err != nil {
+			return err
+		}
+		s.backends[name] = sn
+	}
+	return nil
+}
+
+// Proxied says that a snapshotter is in another process.
+func (s *Storage) Proxied(name string) bool {
+	_, ok := s.proxies[name]
+	return ok
 }
 
 // removeLost removes the folders of snapshots that are not in the database of a snapshotter,
@@ -331,4 +370,13 @@ func (s *Storage) Sync(name string) error {
 }
 
 // Mountpoint returns the folder of a snapshotter, which names the file system it is on.
-func (s *Storage) Mountpoint(name string) string { return filepath.Join(s.root, name) }
+func (s *Storage) Mountpoint(name string) string {
+	p, ok := s.proxies[name]
+	switch {
+	case !ok:
+		return filepath.Join(s.root, name)
+	case p.Root == "":
+		return s.root
+	}
+	return p.Root
+}

@@ -35,6 +35,7 @@ type usageCache struct {
 
 	mu        sync.Mutex                            // mu guards the rest
 	committed map[string]map[string]snapshots.Usage // snapshotter, name
+	proxied   map[string]snapshots.Usage            // committed layers of those in other processes
 	active    map[string]snapshots.Usage            // snapshotter
 	at        time.Time
 	busy      bool
@@ -64,7 +65,7 @@ func (s *Storage) Usage(ctx context.Context) ([]Usage, error) {
 	}
 	out := make([]Usage, 0, len(s.backends))
 	for name := range s.backends {
-		layers, err := s.committedUsage(ctx, name)
+		layers, err := s.layersUsage(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -76,6 +77,17 @@ func (s *Storage) Usage(ctx context.Context) ([]Usage, error) {
 		s.usage.mu.Unlock()
 	}
 	return out, nil
+}
+
+// layersUsage returns what the committed layers of a snapshotter take. Another process is not
+// waited for: the last known figures are returned.
+func (s *Storage) layersUsage(ctx context.Context, name string) (snapshots.Usage, error) {
+	if !s.Proxied(name) {
+		return s.committedUsage(ctx, name)
+	}
+	s.usage.mu.Lock()
+	defer s.usage.mu.Unlock()
+	return s.usage.proxied[name], nil
 }
 
 // committedUsage sums up the committed layers of a snapshotter.
@@ -125,10 +137,7 @@ func (s *Storage) refreshActive(ctx context.Context) {
 	s.usage.busy = true
 	s.usage.mu.Unlock()
 	done := make(chan struct{})
-	s.usage.refresh.Go(func() {
-		defer close(done)
-		s.measureActive(context.WithoutCancel(ctx))
-	})
+	s.usage.refresh.Go(func() { s.measure(context.WithoutCancel(ctx), func() { close(done) }) })
 	if first {
 		select {
 		case <-done:
@@ -137,35 +146,68 @@ func (s *Storage) refreshActive(ctx context.Context) {
 	}
 }
 
-func (s *Storage) measureActive(ctx context.Context) {
-	active := make(map[string]snapshots.Usage)
+// measure measures the writable layers, and all layers of snapshotters in other processes, which
+// come last. It calls done before them.
+func (s *Storage) measure(ctx context.Context, done func()) {
+	var away []string
 	for name := range s.backends {
-		sn := s.db.Snapshotter(name)
-		var keys []string
-		err := sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-			if info.Kind == snapshots.KindActive {
-				keys = append(keys, info.Name)
-			}
-			return nil
-		})
-		if err != nil {
-			s.log.WarnContext(ctx, "writable layers not measured", slog.Any("error", err))
+		if s.Proxied(name) {
+			away = append(away, name)
 			continue
 		}
-		var sum snapshots.Usage
-		for _, key := range keys {
-			select {
-			case <-s.closing:
-				return
-			default:
-			}
-			if u, err := sn.Usage(ctx, key); err == nil {
-				sum.Add(u)
-			}
+		s.measureActive(ctx, name)
+	}
+	s.usage.mu.Lock()
+	s.usage.at = time.Now()
+	s.usage.mu.Unlock()
+	done()
+	for _, name := range away {
+		s.measureActive(ctx, name)
+		layers, err := s.committedUsage(ctx, name)
+		if err != nil {
+			s.log.WarnContext(ctx, "layers not measured", slog.Any("error", err))
+			continue
 		}
-		active[name] = sum
+		s.usage.mu.Lock()
+		if s.usage.proxied == nil {
+			s.usage.proxied = make(map[string]snapshots.Usage)
+		}
+		s.usage.proxied[name] = layers
+		s.usage.mu.Unlock()
 	}
 	s.usage.mu.Lock()
 	defer s.usage.mu.Unlock()
-	s.usage.active, s.usage.at, s.usage.busy = active, time.Now(), false
+	s.usage.busy = false
+}
+
+func (s *Storage) measureActive(ctx context.Context, name string) {
+	sn := s.db.Snapshotter(name)
+	var keys []string
+	err := sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if info.Kind == snapshots.KindActive {
+			keys = append(keys, info.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		s.log.WarnContext(ctx, "writable layers not measured", slog.Any("error", err))
+		return
+	}
+	var sum snapshots.Usage
+	for _, key := range keys {
+		select {
+		case <-s.closing:
+			return
+		default:
+		}
+		if u, err := sn.Usage(ctx, key); err == nil {
+			sum.Add(u)
+		}
+	}
+	s.usage.mu.Lock()
+	defer s.usage.mu.Unlock()
+	if s.usage.active == nil {
+		s.usage.active = make(map[string]snapshots.Usage)
+	}
+	s.usage.active[name] = sum
 }
