@@ -12,12 +12,13 @@ import (
 	imagev1 "github.com/crisp-cri/crisp/proto/gen/crisp/image/v1"
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/api/pieces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/criview"
 )
 
 // ListSandboxes implements SandboxService.
 func (s *Sandbox) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesRequest) (*sandboxv1.ListSandboxesResponse, error) {
-	items, err := collect(s.each(req.GetFilter()))
+	items, err := pieces.Collect(s.each(req.GetFilter()))
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +29,7 @@ func (s *Sandbox) ListSandboxes(_ context.Context, req *sandboxv1.ListSandboxesR
 func (s *Sandbox) StreamSandboxes(
 	req *sandboxv1.StreamSandboxesRequest, to grpc.ServerStreamingServer[sandboxv1.StreamSandboxesResponse],
 ) error {
-	return stream(s.each(req.GetFilter()), func(part []*criv1.PodSandbox) error {
+	return pieces.Stream(s.each(req.GetFilter()), func(part []*criv1.PodSandbox) error {
 		return to.Send(&sandboxv1.StreamSandboxesResponse{Items: part})
 	})
 }
@@ -55,7 +56,7 @@ func (s *Sandbox) each(filter *criv1.PodSandboxFilter) func(func(*criv1.PodSandb
 
 // ListSandboxStats implements SandboxService.
 func (s *Sandbox) ListSandboxStats(ctx context.Context, req *sandboxv1.ListSandboxStatsRequest) (*sandboxv1.ListSandboxStatsResponse, error) {
-	stats, err := collect(s.eachStats(ctx, req.GetFilter()))
+	stats, err := pieces.Collect(s.eachStats(ctx, req.GetFilter()))
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func (s *Sandbox) ListSandboxStats(ctx context.Context, req *sandboxv1.ListSandb
 func (s *Sandbox) StreamSandboxStats(
 	req *sandboxv1.StreamSandboxStatsRequest, to grpc.ServerStreamingServer[sandboxv1.StreamSandboxStatsResponse],
 ) error {
-	return stream(s.eachStats(to.Context(), req.GetFilter()), func(part []*criv1.PodSandboxStats) error {
+	return pieces.Stream(s.eachStats(to.Context(), req.GetFilter()), func(part []*criv1.PodSandboxStats) error {
 		return to.Send(&sandboxv1.StreamSandboxStatsResponse{Stats: part})
 	})
 }
@@ -125,7 +126,7 @@ func (s *Sandbox) StreamSandboxMetrics(
 			return do(m)
 		})
 	}
-	return stream(each, func(part []*criv1.PodSandboxMetrics) error {
+	return pieces.Stream(each, func(part []*criv1.PodSandboxMetrics) error {
 		return to.Send(&sandboxv1.StreamSandboxMetricsResponse{Metrics: part})
 	})
 }
@@ -139,7 +140,7 @@ func (s *Sandbox) ListMetricDescriptors(
 
 // ListContainers implements ContainerService.
 func (c *Container) ListContainers(_ context.Context, req *containerv1.ListContainersRequest) (*containerv1.ListContainersResponse, error) {
-	items, err := collect(c.each(req.GetFilter()))
+	items, err := pieces.Collect(c.each(req.GetFilter()))
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func (c *Container) ListContainers(_ context.Context, req *containerv1.ListConta
 func (c *Container) StreamContainers(
 	req *containerv1.StreamContainersRequest, to grpc.ServerStreamingServer[containerv1.StreamContainersResponse],
 ) error {
-	return stream(c.each(req.GetFilter()), func(part []*criv1.Container) error {
+	return pieces.Stream(c.each(req.GetFilter()), func(part []*criv1.Container) error {
 		return to.Send(&containerv1.StreamContainersResponse{Containers: part})
 	})
 }
@@ -177,7 +178,7 @@ func (c *Container) each(filter *criv1.ContainerFilter) func(func(*criv1.Contain
 
 // ListContainerStats implements ContainerService.
 func (c *Container) ListContainerStats(ctx context.Context, req *containerv1.ListContainerStatsRequest) (*containerv1.ListContainerStatsResponse, error) {
-	stats, err := collect(c.eachStats(ctx, req.GetFilter()))
+	stats, err := pieces.Collect(c.eachStats(ctx, req.GetFilter()))
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +189,7 @@ func (c *Container) ListContainerStats(ctx context.Context, req *containerv1.Lis
 func (c *Container) StreamContainerStats(
 	req *containerv1.StreamContainerStatsRequest, to grpc.ServerStreamingServer[containerv1.StreamContainerStatsResponse],
 ) error {
-	return stream(c.eachStats(to.Context(), req.GetFilter()), func(part []*criv1.ContainerStats) error {
+	return pieces.Stream(c.eachStats(to.Context(), req.GetFilter()), func(part []*criv1.ContainerStats) error {
 		return to.Send(&containerv1.StreamContainerStatsResponse{Stats: part})
 	})
 }
@@ -232,7 +233,7 @@ func (i *Image) StreamImages(req *imagev1.StreamImagesRequest, to grpc.ServerStr
 		}
 		return nil
 	}
-	return stream(each, func(part []*criv1.Image) error {
+	return pieces.Stream(each, func(part []*criv1.Image) error {
 		return to.Send(&imagev1.StreamImagesResponse{Images: part})
 	})
 }

@@ -1,4 +1,4 @@
-package api
+package pieces
 
 import (
 	"errors"
@@ -30,7 +30,7 @@ func TestStreamSendsPiecesWhileTheListIsMade(t *testing.T) {
 			t.Parallel()
 			var sent []int
 			made := 0
-			err := stream(func(do func(*criv1.Container) error) error {
+			err := Stream(func(do func(*criv1.Container) error) error {
 				for _, item := range test.items {
 					made++
 					if err := do(item); err != nil {
@@ -59,7 +59,7 @@ func TestStreamEndsWithItsReader(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone")
 	made := 0
-	err := stream(func(do func(*criv1.Container) error) error {
+	err := Stream(func(do func(*criv1.Container) error) error {
 		for {
 			made++
 			if err := do(&criv1.Container{}); err != nil {

@@ -1,4 +1,6 @@
-package api
+// Package pieces sends lists in pieces while they are made, so that neither side holds all of a
+// long one.
+package pieces
 
 import "google.golang.org/protobuf/proto"
 
@@ -39,8 +41,8 @@ func (p *pieces[T]) flush() error {
 	return p.send(items)
 }
 
-// stream sends what each hands on.
-func stream[T proto.Message](each func(do func(T) error) error, send func([]T) error) error {
+// Stream sends what each hands on, in order. It ends with the first error, of each or of send.
+func Stream[T proto.Message](each func(do func(T) error) error, send func([]T) error) error {
 	p := pieces[T]{send: send}
 	if err := each(p.add); err != nil {
 		return err
@@ -48,8 +50,8 @@ func stream[T proto.Message](each func(do func(T) error) error, send func([]T) e
 	return p.flush()
 }
 
-// collect gathers what each hands on.
-func collect[T any](each func(do func(T) error) error) ([]T, error) {
+// Collect gathers what each hands on.
+func Collect[T any](each func(do func(T) error) error) ([]T, error) {
 	var out []T
 	err := each(func(item T) error {
 		out = append(out, item)
