@@ -1,7 +1,6 @@
 package rpc_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -47,30 +45,12 @@ func (h *handler) StreamingOutputCall(_ *testv1.StreamingOutputCallRequest, ss g
 	return h.stream(ss)
 }
 
-// logBuffer is a writer that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
 // running is a server on a real socket.
 type running struct {
 	cfg    rpc.ServerConfig
 	tel    *telemetry.Telemetry
 	spans  testkit.Spans
-	log    *logBuffer
+	log    *testkit.Buffer
 	cancel context.CancelFunc
 	done   chan error
 }
@@ -82,7 +62,7 @@ func serverConfig(t *testing.T) rpc.ServerConfig {
 
 func start(t *testing.T, cfg rpc.ServerConfig, h *handler, regs ...rpc.Registration) *running {
 	t.Helper()
-	r := &running{cfg: cfg, log: new(logBuffer), done: make(chan error, 1)}
+	r := &running{cfg: cfg, log: new(testkit.Buffer), done: make(chan error, 1)}
 	r.tel, r.spans = testkit.TelemetryTo(t, r.log)
 	srv, err := rpc.NewServer(cfg, r.tel, append(regs, rpc.Service(&testv1.TestService_ServiceDesc, h))...)
 	if err != nil {

@@ -5,6 +5,7 @@
 package testkit
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"io"
@@ -26,6 +27,27 @@ import (
 )
 
 var update = flag.Bool("update", false, "write golden files instead of comparing with them")
+
+// Buffer is what was written to it, by any number of writers, and may be read meanwhile. The
+// zero value is empty.
+type Buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer; it never fails.
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// String returns all that was written until now.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
 
 // Spans are the ended spans of one test.
 type Spans struct{ *tracetest.SpanRecorder }

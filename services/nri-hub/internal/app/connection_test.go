@@ -311,7 +311,7 @@ func TestLaunchedPlugin(t *testing.T) {
 	write(filepath.Join(cfg.Launch.ConfigFolder, "self.conf"), "wrong file", 0o644)
 	write(filepath.Join(cfg.Launch.ConfigFolder, "10-self.conf"), "hello", 0o644)
 
-	var log buffer
+	var log testkit.Buffer
 	tel, spans := testkit.TelemetryTo(t, &log)
 	h := startHubWith(t, cfg, tel, spans)
 	g := h.connect()
@@ -362,22 +362,4 @@ func TestLaunchedPlugin(t *testing.T) {
 	if !strings.Contains(log.String(), "told to shut down") {
 		t.Error("the plugin was not told before it was stopped")
 	}
-}
-
-// buffer is a bytes.Buffer for several goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }

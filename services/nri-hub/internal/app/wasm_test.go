@@ -180,7 +180,7 @@ func TestLaunchedPluginsSurroundings(t *testing.T) {
 	cfg.Plugins = []hubconfig.Plugin{{Name: "self", Launch: hubconfig.Limits{
 		Env: map[string]string{"EXTRA": "yes"}, Rlimits: map[string]uint64{"nofile": 77, "core": 0},
 	}}}
-	var log buffer
+	var log testkit.Buffer
 	tel, spans := testkit.TelemetryTo(t, &log)
 	h := startHubWith(t, cfg, tel, spans)
 	g := h.connect()

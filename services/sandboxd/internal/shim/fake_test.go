@@ -1,14 +1,12 @@
 package shim
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,27 +19,9 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
-// lockedBuffer is a log that can be read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func newManager(t *testing.T, dir string) (*Manager, *lockedBuffer) {
+func newManager(t *testing.T, dir string) (*Manager, *testkit.Buffer) {
 	t.Helper()
-	log := &lockedBuffer{}
+	log := &testkit.Buffer{}
 	m, err := New(t.Context(), Config{
 		Dir:          filepath.Join(dir, "shims"),
 		SocketDir:    filepath.Join(dir, "s"),
