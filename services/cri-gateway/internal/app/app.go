@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/image"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/runtime"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend/afterwards"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/config"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/containerevents"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/eventfeed"
@@ -48,7 +49,7 @@ type App struct {
 	session  *backend.Session
 	hubs     *backend.Hubs // nil if NRI is off
 	// afterwards is hubs as the sequences see it.
-	afterwards *backend.Afterwards
+	afterwards *afterwards.Hub
 	ops        *operation.Group
 	sequences  *sequence.Sequences
 	streams    *streaming.Server
@@ -164,7 +165,7 @@ func (a *App) newHub(version string, observer backend.HubObserver) (sequence.Hub
 		}, observer, a.tel.Log))
 	}
 	a.hubs = backend.NewHubs(hubs...)
-	a.afterwards = backend.NewAfterwards(a.hubs, a.tel.Log)
+	a.afterwards = afterwards.New(a.hubs, a.tel.Log)
 	return a.afterwards, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend/limited"
 	"github.com/crisp-cri/crisp/services/internal/podselector"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 )
@@ -132,7 +133,7 @@ func (h *Hub) Plugins() (degraded, missing []string) {
 // NewHub returns a client on conn. It has no state before Run has connected.
 func NewHub(conn *grpc.ClientConn, cfg HubConfig, observer HubObserver, log *slog.Logger) *Hub {
 	// How long calls wait for the hub is decided here by its state, not by the connection.
-	client := nriv1.NewHubServiceClient(limitedConn{conn: conn, calls: rpc.Lane(conn)})
+	client := nriv1.NewHubServiceClient(limited.New(conn, rpc.Lane(conn), 0))
 	h := &Hub{client: client, cfg: cfg, observer: observer, log: log}
 	h.state.init(hubState{awaySince: time.Now()})
 	h.SetPolicy(cfg.Hold, cfg.Require)

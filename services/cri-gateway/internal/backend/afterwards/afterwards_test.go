@@ -1,4 +1,4 @@
-package backend
+package afterwards
 
 import (
 	"context"
@@ -10,11 +10,13 @@ import (
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend"
 )
 
 // slowHub takes a second for each event and notes their order.
 type slowHub struct {
-	NoHub
+	backend.NoHub
 
 	mu   sync.Mutex
 	told []string
@@ -33,7 +35,7 @@ func (h *slowHub) Notify(_ context.Context, e nri.Event, _ *nri.PodSandbox, c *n
 func TestNobodyWaitsForWhatHasHappenedAndTheOrderStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := &slowHub{}
-		a := NewAfterwards(hub, slog.New(slog.DiscardHandler))
+		a := New(hub, slog.New(slog.DiscardHandler))
 		pod, other := &nri.PodSandbox{Id: "pod"}, &nri.PodSandbox{Id: "other"}
 		tell := func(e nri.Event, p *nri.PodSandbox, id string, want time.Duration) {
 			t.Helper()
@@ -61,7 +63,7 @@ func TestNobodyWaitsForWhatHasHappenedAndTheOrderStays(t *testing.T) {
 
 func TestACallerLeavesWhileThePluginsAreStillBeingTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := NewAfterwards(&slowHub{}, slog.New(slog.DiscardHandler))
+		a := New(&slowHub{}, slog.New(slog.DiscardHandler))
 		pod := &nri.PodSandbox{Id: "pod"}
 		if err := a.Notify(t.Context(), nri.Event_POST_CREATE_CONTAINER, pod, nil); err != nil {
 			t.Fatal(err)

@@ -1,4 +1,5 @@
-package backend
+// Package afterwards tells plugins what has happened after the caller has its answer.
+package afterwards
 
 import (
 	"context"
@@ -11,14 +12,14 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/sequence"
 )
 
-// afterwardsTime bounds the telling of one event for which nobody waits.
-const afterwardsTime = time.Minute
+// tellTime bounds the telling of one event for which nobody waits.
+const tellTime = time.Minute
 
-// Afterwards is a hub for whose plugins nobody waits when an event only tells what has
+// Hub is a hub for whose plugins nobody waits when an event only tells what has
 // happened (PostCreateContainer and its like): the caller has its answer meanwhile. The
 // order stays: whatever comes next for the same pod waits until the plugins were told.
 // It is safe for concurrent use.
-type Afterwards struct {
+type Hub struct {
 	sequence.Hub
 
 	log     *slog.Logger
@@ -29,19 +30,19 @@ type Afterwards struct {
 	last map[string]chan struct{} // by pod; closed when its latest event was told
 }
 
-var _ sequence.Hub = (*Afterwards)(nil)
+var _ sequence.Hub = (*Hub)(nil)
 
-// NewAfterwards returns hub with that property. Wait must be called before hub ends.
-func NewAfterwards(hub sequence.Hub, log *slog.Logger) *Afterwards {
-	return &Afterwards{Hub: hub, log: log, last: make(map[string]chan struct{})}
+// New returns hub with that property. Wait must be called before hub ends.
+func New(hub sequence.Hub, log *slog.Logger) *Hub {
+	return &Hub{Hub: hub, log: log, last: make(map[string]chan struct{})}
 }
 
 // Wait returns when everything was told. No call may come any more.
-func (a *Afterwards) Wait() { a.telling.Wait() }
+func (a *Hub) Wait() { a.telling.Wait() }
 
 // Notify implements sequence.Hub. For an event that tells what has happened it returns at
 // once, and a failure is logged.
-func (a *Afterwards) Notify(ctx context.Context, event nri.Event, pod *nri.PodSandbox, container *nri.Container) error {
+func (a *Hub) Notify(ctx context.Context, event nri.Event, pod *nri.PodSandbox, container *nri.Container) error {
 	switch event {
 	case nri.Event_POST_CREATE_CONTAINER, nri.Event_POST_START_CONTAINER,
 		nri.Event_POST_UPDATE_CONTAINER, nri.Event_POST_UPDATE_POD_SANDBOX:
@@ -58,13 +59,13 @@ func (a *Afterwards) Notify(ctx context.Context, event nri.Event, pod *nri.PodSa
 	}
 }
 
-func (a *Afterwards) later(ctx context.Context, event nri.Event, pod *nri.PodSandbox, container *nri.Container) {
+func (a *Hub) later(ctx context.Context, event nri.Event, pod *nri.PodSandbox, container *nri.Container) {
 	id, told := pod.GetId(), make(chan struct{})
 	a.mu.Lock()
 	before := a.last[id]
 	a.last[id] = told
 	a.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwardsTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellTime)
 	a.telling.Go(func() {
 		defer cancel()
 		defer func() {
@@ -86,7 +87,7 @@ func (a *Afterwards) later(ctx context.Context, event nri.Event, pod *nri.PodSan
 }
 
 // await returns when the plugins were told everything of the pod up to now.
-func (a *Afterwards) await(ctx context.Context, pod *nri.PodSandbox) error {
+func (a *Hub) await(ctx context.Context, pod *nri.PodSandbox) error {
 	a.mu.Lock()
 	told := a.last[pod.GetId()]
 	a.mu.Unlock()
@@ -102,7 +103,7 @@ func (a *Afterwards) await(ctx context.Context, pod *nri.PodSandbox) error {
 }
 
 // UpdatePodSandbox implements sequence.Hub.
-func (a *Afterwards) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error {
+func (a *Hub) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error {
 	if err := a.await(ctx, req.GetPod()); err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func (a *Afterwards) UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSan
 }
 
 // CreateContainer implements sequence.Hub.
-func (a *Afterwards) CreateContainer(ctx context.Context, req *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error) {
+func (a *Hub) CreateContainer(ctx context.Context, req *nri.CreateContainerRequest) (*nri.CreateContainerResponse, error) {
 	if err := a.await(ctx, req.GetPod()); err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func (a *Afterwards) CreateContainer(ctx context.Context, req *nri.CreateContain
 }
 
 // UpdateContainer implements sequence.Hub.
-func (a *Afterwards) UpdateContainer(ctx context.Context, req *nri.UpdateContainerRequest) (*nri.UpdateContainerResponse, error) {
+func (a *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerRequest) (*nri.UpdateContainerResponse, error) {
 	if err := a.await(ctx, req.GetPod()); err != nil {
 		return nil, err
 	}
@@ -126,7 +127,7 @@ func (a *Afterwards) UpdateContainer(ctx context.Context, req *nri.UpdateContain
 }
 
 // StopContainer implements sequence.Hub.
-func (a *Afterwards) StopContainer(ctx context.Context, req *nri.StopContainerRequest) (*nri.StopContainerResponse, error) {
+func (a *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) (*nri.StopContainerResponse, error) {
 	if err := a.await(ctx, req.GetPod()); err != nil {
 		return nil, err
 	}

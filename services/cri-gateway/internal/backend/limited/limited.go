@@ -1,4 +1,6 @@
-package backend
+// Package limited is a connection on which each call has its time: how long each method may
+// take is in one table here.
+package limited
 
 import (
 	"context"
@@ -89,17 +91,24 @@ func isStanding(method string) bool {
 		method == nriv1.HubService_Connect_FullMethodName
 }
 
-// limitedConn gives every unary call its time limit, and bounds how long a call waits
+// Conn gives every unary call its time limit, and bounds how long a call waits
 // for a server that is away. Streams, once open, live as long as their context.
-type limitedConn struct {
-	conn *grpc.ClientConn
-	// calls is where unary calls go.
+type Conn struct {
+	conn  *grpc.ClientConn
 	calls grpc.ClientConnInterface
 	hold  time.Duration
 }
 
+var _ grpc.ClientConnInterface = Conn{}
+
+// New returns conn with limits. Unary calls go over calls, which is conn or stands on it. hold
+// is how long a call waits for a server that is away before it is Unavailable.
+func New(conn *grpc.ClientConn, calls grpc.ClientConnInterface, hold time.Duration) Conn {
+	return Conn{conn: conn, calls: calls, hold: hold}
+}
+
 // Invoke implements grpc.ClientConnInterface.
-func (c limitedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+func (c Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if err := c.awaitServer(ctx, waitOf(method, c.hold)); err != nil {
 		return err
 	}
@@ -108,7 +117,7 @@ func (c limitedConn) Invoke(ctx context.Context, method string, args, reply any,
 }
 
 // NewStream implements grpc.ClientConnInterface.
-func (c limitedConn) NewStream(
+func (c Conn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	if isStanding(method) {
@@ -122,7 +131,7 @@ func (c limitedConn) NewStream(
 
 // awaitServer waits until the server is connected, at most d. Errors: Unavailable, the
 // cause of ctx's end.
-func (c limitedConn) awaitServer(ctx context.Context, d time.Duration) error {
+func (c Conn) awaitServer(ctx context.Context, d time.Duration) error {
 	state := c.conn.GetState()
 	if state == connectivity.Ready {
 		return nil
