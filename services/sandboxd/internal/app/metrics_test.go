@@ -33,7 +33,8 @@ func TestMetrics(t *testing.T) {
 	m := newMetrics(tel)
 	m.ended(pod.ReasonOOMKilled)
 	for _, e := range []*eventv1.ImageProgress{
-		{State: eventv1.PullState_PULL_STATE_RUNNING, BytesTotal: 5}, {State: eventv1.PullState_PULL_STATE_DONE, BytesTotal: 7},
+		{State: eventv1.PullState_PULL_STATE_RUNNING, BytesTotal: 5},
+		{State: eventv1.PullState_PULL_STATE_DONE, BytesTotal: 7},
 		{State: eventv1.PullState_PULL_STATE_FAILED, BytesTotal: 9},
 	} {
 		m.pulled(e)

@@ -114,7 +114,7 @@ func (p specPort) PodLabel(cfg *criv1.PodSandboxConfig) (string, error) {
 	return p.builder().PodLabel(cfg)
 }
 
-func (p specPort) KeepLabel(label string) { p.builder().KeepLabel(label) }
+func (p specPort) KeepLabel(label string) error { return p.builder().KeepLabel(label) }
 
 func (p specPort) FreeLabel(label string) { p.builder().FreeLabel(label) }
 

@@ -59,7 +59,9 @@ func (e *Engine) fill(ctx context.Context, snap store.Snapshot) {
 		e.log.WarnContext(ctx, "two sandboxes have one name, which the younger keeps", slog.String("sandbox_id", id))
 	}
 	for _, s := range e.table.Sandboxes() {
-		e.p.Specs.KeepLabel(s.Record().GetSelinuxLabel())
+		if err := e.p.Specs.KeepLabel(s.Record().GetSelinuxLabel()); err != nil {
+			e.log.WarnContext(ctx, "another pod may get the same label", slog.String("sandbox_id", s.ID), slog.Any("error", err))
+		}
 		s.Handler, _ = e.cfg.Handler(s.Record().GetRuntimeHandler()) // a handler that is gone matters only to new containers
 		s.Files = e.p.Files.Paths(s.ID, s.Record().GetConfig())
 	}

@@ -585,6 +585,7 @@ func (specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources,
 	}
 	return change, undo, nil
 }
+
 func (p specPort) PodLabel(*criv1.PodSandboxConfig) (string, error) {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
@@ -593,10 +594,11 @@ func (p specPort) PodLabel(*criv1.PodSandboxConfig) (string, error) {
 	return label, nil
 }
 
-func (p specPort) KeepLabel(label string) {
+func (p specPort) KeepLabel(label string) error {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
 	p.w.labels[label] = true
+	return nil
 }
 
 func (p specPort) FreeLabel(label string) {
@@ -606,6 +608,7 @@ func (p specPort) FreeLabel(label string) {
 }
 
 func (specPort) Resources(*specs.Spec) *criv1.LinuxContainerResources { return nil }
+
 func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {
 	return &nri.PodSandbox{Id: s.GetId(), Ips: s.GetIps()}
 }

@@ -148,7 +148,7 @@ func (b *Builder) PodLabel(cfg *criv1.PodSandboxConfig) (string, error) {
 }
 
 // KeepLabel takes a pod's label that an earlier process gave.
-func (b *Builder) KeepLabel(podLabel string) { b.security().KeepLabel(podLabel) }
+func (b *Builder) KeepLabel(podLabel string) error { return b.security().KeepLabel(podLabel) }
 
 // FreeLabel gives up a pod's label.
 func (b *Builder) FreeLabel(podLabel string) { b.security().FreeLabel(podLabel) }

@@ -322,7 +322,7 @@ type Specs interface {
 	// PodLabel gives a pod its SELinux label, empty for none. FreeLabel gives it up, KeepLabel
 	// takes one that an earlier process gave.
 	PodLabel(cfg *criv1.PodSandboxConfig) (string, error)
-	KeepLabel(label string)
+	KeepLabel(label string) error
 	FreeLabel(label string)
 	// Adjust returns the specification with an NRI adjustment; the one that is given stays.
 	Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error)

@@ -19,7 +19,7 @@ import (
 type labels struct{ relabelled []string }
 
 func (*labels) Init([]string) (process, files string, err error) { return "process", "files", nil }
-func (*labels) Reserve(string)                                   {}
+func (*labels) Reserve(string) error                             { return nil }
 func (*labels) Release(string)                                   {}
 
 func (l *labels) Relabel(path, label string) error {

@@ -2,6 +2,7 @@ package security
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -17,8 +18,9 @@ type Labels interface {
 	// Init returns the labels of a process and of its files for options such as "type:t"; what
 	// they do not say is the host's default, with a level that nobody has.
 	Init(options []string) (process, files string, err error)
-	// Reserve takes the level of a label that was given out by an earlier process.
-	Reserve(label string)
+	// Reserve takes the level of a label that was given out by an earlier process. Pods that
+	// ask for the same level share it.
+	Reserve(label string) error
 	// Release gives up the level of a label.
 	Release(label string)
 	// Relabel labels a file or a folder with all that is below it.
@@ -34,7 +36,13 @@ func (hostLabels) Init(options []string) (process, files string, err error) {
 }
 
 // Reserve implements Labels.
-func (hostLabels) Reserve(l string) { selinux.ReserveLabel(l) }
+func (hostLabels) Reserve(l string) error {
+	err := selinux.ReserveLabelV2(l)
+	if errors.Is(err, selinux.ErrMCSAlreadyExists) {
+		return nil
+	}
+	return err
+}
 
 // Release implements Labels.
 func (hostLabels) Release(l string) { selinux.ReleaseLabel(l) }
@@ -69,10 +77,15 @@ func (p Policy) PodLabel(sc *criv1.LinuxSandboxSecurityContext) (string, error) 
 }
 
 // KeepLabel takes a pod's label that an earlier process gave.
-func (p Policy) KeepLabel(podLabel string) {
-	if p.Host.SELinux && podLabel != "" {
-		p.labels().Reserve(podLabel)
+func (p Policy) KeepLabel(podLabel string) error {
+	if !p.Host.SELinux || podLabel == "" {
+		return nil
 	}
+	err := p.labels().Reserve(podLabel)
+	if err != nil {
+		return fmt.Errorf("selinux: label %q of the pod: %w", podLabel, err)
+	}
+	return nil
 }
 
 // FreeLabel gives up a pod's label.

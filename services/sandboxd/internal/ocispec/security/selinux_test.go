@@ -31,11 +31,17 @@ func (l *labels) Init(options []string) (process, files string, err error) {
 	}
 	process = strings.Join([]string{part["user"], part["role"], part["type"], part["level"]}, ":")
 	l.given = append(l.given, process)
-	l.Reserve(process)
+	l.held = append(l.held, process)
 	return process, "system_u:object_r:container_file_t:" + part["level"], nil
 }
 
-func (l *labels) Reserve(label string) { l.held = append(l.held, label) }
+func (l *labels) Reserve(label string) error {
+	if label == "bad" {
+		return errors.New("no label")
+	}
+	l.held = append(l.held, label)
+	return nil
+}
 
 func (l *labels) Release(label string) {
 	l.held = slices.DeleteFunc(l.held, func(h string) bool { return h == label })
@@ -91,8 +97,11 @@ func TestLabelsAreFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.KeepLabel("u:r:t:s0:c7")
-	p.KeepLabel("")
+	for label, fails := range map[string]bool{"u:r:t:s0:c7": false, "": false, "bad": true} {
+		if err := p.KeepLabel(label); (err != nil) != fails {
+			t.Errorf("label %q: %v", label, err)
+		}
+	}
 	p.FreeLabel(first)
 	p.FreeLabel("")
 	if diff := cmp.Diff([]string{"u:r:t:s0:c7"}, l.held); diff != "" {
