@@ -141,6 +141,11 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	if err != nil {
 		return nil, err
 	}
+	for name := range cfg.Runtime.DefaultSysctls {
+		if err := namespaces.CheckSysctl(name); err != nil {
+			return nil, fmt.Errorf("runtime.default_sysctls: %w", err)
+		}
+	}
 	err = a.buildEngine(ctx)
 	if err != nil {
 		return nil, err
@@ -207,6 +212,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: meteredNetwork{a.network, a.metrics},
 		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
 			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
+			Sysctls: cfg.Runtime.DefaultSysctls,
 		})},
 		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: a.streams,
 		Specs: specs, Programs: preflight.Programs{}, Cgroups: cgroupPort{a.cgroups},

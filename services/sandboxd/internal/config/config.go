@@ -57,6 +57,7 @@ type Runtime struct {
 	SeccompDefault  bool               `toml:"seccomp_default" comment:"Use the runtime's default seccomp profile where a pod names none."`
 	UnprivPorts     bool               `toml:"enable_unprivileged_ports" comment:"Let every user of a pod with its own network bind ports below 1024."`
 	UnprivICMP      bool               `toml:"enable_unprivileged_icmp" comment:"Let every user of a pod with its own network send echo requests."`
+	DefaultSysctls  map[string]string  `toml:"default_sysctls" comment:"Further sysctls of pods, each for pods that have its namespace for themselves and do not ask for another value."`
 	AppArmor        string             `toml:"apparmor_profile" comment:"Default AppArmor profile; made and loaded if the host has AppArmor and none of this name is loaded."`
 	RDTFile         string             `toml:"rdt_config_file" comment:"Classes of cache and memory bandwidth in goresctrl's form, which pods choose by annotation; empty: none."`
 	BlockIOFile     string             `toml:"blockio_config_file" comment:"Classes of block I/O in goresctrl's form, which pods choose by annotation; empty: none."`
@@ -175,7 +176,7 @@ func Default() Config {
 			DefaultHandler: "crisp", CgroupDriver: "cgroupfs",
 			SessionGrace: config.Duration(10 * time.Second),
 			UnprivPorts:  true, UnprivICMP: true,
-			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{},
+			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{}, DefaultSysctls: map[string]string{},
 			Shim: Shim{
 				StartTimeout:    config.Duration(10 * time.Second),
 				LoadTimeout:     config.Duration(5 * time.Second),
@@ -252,6 +253,12 @@ func (r Runtime) Validate() error {
 	}
 	for _, dir := range r.CDIDirs {
 		errs = append(errs, absolute("cdi_spec_dirs", dir))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.DefaultSysctls)) {
+		// Which ones exactly belong to namespaces is found out at the start.
+		if !strings.HasPrefix(name, "net.") && !strings.HasPrefix(name, "kernel.") && !strings.HasPrefix(name, "fs.mqueue.") {
+			errs = append(errs, fmt.Errorf("default_sysctls: %q is not part of a namespace of a pod, write for example \"net.core.somaxconn\"", name))
+		}
 	}
 	for name, l := range r.Ulimits {
 		if !slices.Contains(ulimits, name) {

@@ -82,6 +82,7 @@ func TestValidateNamesTheKey(t *testing.T) {
 		"cdi_spec_dirs":       func(c *Config) { c.Runtime.CDIDirs = []string{"cdi"} },
 		"ulimits.nofiles":     func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofiles": {}} },
 		"ulimits.nofile.soft": func(c *Config) { c.Runtime.Ulimits = map[string]Ulimit{"nofile": {Soft: 2, Hard: 1}} },
+		"default_sysctls":     func(c *Config) { c.Runtime.DefaultSysctls = map[string]string{"vm.swappiness": "1"} },
 		"bus.outbox_limit":    func(c *Config) { c.Bus.OutboxLimit = -1 },
 	} {
 		cfg := Default()

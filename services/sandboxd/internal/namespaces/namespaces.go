@@ -35,7 +35,7 @@ type Request struct {
 	UIDs, GIDs []*criv1.IDMapping
 }
 
-// Defaults are sysctls that every pod with a network namespace of its own gets unless it
+// Defaults are sysctls that every pod with such a namespace of its own gets unless it
 // sets them itself.
 type Defaults struct {
 	// UnprivilegedPorts lets any user bind to ports below 1024.
@@ -43,6 +43,8 @@ type Defaults struct {
 	// UnprivilegedICMP lets any group send echo requests. It does not apply to pods with a
 	// user namespace, in which the group range is not mapped.
 	UnprivilegedICMP bool
+	// Sysctls are further ones, over those above; see [CheckSysctl].
+	Sysctls map[string]string
 }
 
 // Pins makes, finds and removes pinned namespaces.

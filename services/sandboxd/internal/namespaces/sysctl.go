@@ -30,6 +30,11 @@ func (r Request) sysctls(defaults Defaults) (map[string]string, error) {
 	if r.Network && defaults.UnprivilegedICMP && len(r.UIDs) == 0 {
 		out[sysctlPingRange] = "0 2147483647"
 	}
+	for name, value := range defaults.Sysctls {
+		if dotted := normalise(name); r.allowed(dotted) == nil {
+			out[dotted] = value
+		}
+	}
 	for name, value := range r.Sysctls {
 		dotted := normalise(name)
 		if err := r.allowed(dotted); err != nil {
@@ -38,6 +43,12 @@ func (r Request) sysctls(defaults Defaults) (map[string]string, error) {
 		out[dotted] = value
 	}
 	return out, nil
+}
+
+// CheckSysctl says whether a sysctl belongs to any namespace that pods may have. Errors:
+// ErrInvalidArgument.
+func CheckSysctl(name string) error {
+	return Request{Network: true, IPC: true, UTS: true}.allowed(normalise(name))
 }
 
 // allowed says whether a sysctl belongs to a namespace that the pod has for itself.

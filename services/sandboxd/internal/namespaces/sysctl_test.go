@@ -9,6 +9,15 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+func TestCheckSysctl(t *testing.T) {
+	t.Parallel()
+	for name, fine := range map[string]bool{"net.core.somaxconn": true, "kernel.shmmax": true, "kernel.panic": false, "vm.swappiness": false, "": false} {
+		if err := CheckSysctl(name); (err == nil) != fine || (err != nil && !errors.Is(err, errdefs.ErrInvalidArgument)) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func TestSysctls(t *testing.T) {
 	t.Parallel()
 	all := Defaults{UnprivilegedPorts: true, UnprivilegedICMP: true}
@@ -23,6 +32,13 @@ func TestSysctls(t *testing.T) {
 		{
 			name: "defaults", want: Request{Network: true}, defaults: all,
 			out: map[string]string{sysctlPortStart: "0", sysctlPingRange: "0 2147483647"},
+		},
+		{
+			name: "further defaults", want: Request{Network: true, Sysctls: map[string]string{"net.core.somaxconn": "5"}},
+			defaults: Defaults{UnprivilegedPorts: true, Sysctls: map[string]string{
+				"net/core/somaxconn": "4", "net/ipv4/ip_unprivileged_port_start": "80", "kernel.shmmax": "1",
+			}},
+			out: map[string]string{"net.core.somaxconn": "5", sysctlPortStart: "80"},
 		},
 		{name: "defaults need a network", want: Request{IPC: true}, defaults: all, out: map[string]string{}},
 		{
