@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go/jetstream"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/internal/config"
@@ -23,9 +22,9 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-const limit = 15 * time.Second
+const limit = testkit.Patience
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func envelope(t *testing.T, id string) events.Message {
 	t.Helper()
@@ -51,8 +50,13 @@ func publisher(t *testing.T, cfg events.ClientConfig) *events.Publisher {
 func publish(t *testing.T, p *events.Publisher, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		testkit.Eventually(t, limit, func() error { return p.Publish(t.Context(), envelope(t, id)) })
+		publishMessage(t, p, envelope(t, id))
 	}
+}
+
+func publishMessage(t *testing.T, p *events.Publisher, m events.Message) {
+	t.Helper()
+	testkit.Eventually(t, limit, func() error { return p.Publish(t.Context(), m) })
 }
 
 // reader is a consumer that notes the ids it gets.
@@ -142,9 +146,7 @@ func TestTopicsAndNodesAreFiltered(t *testing.T) {
 	p := publisher(t, bus.Config())
 	gap := envelope(t, "gap")
 	gap.Topic = "/crisp/gap"
-	if err := p.Publish(t.Context(), gap); err != nil {
-		t.Fatal(err)
-	}
+	publishMessage(t, p, gap)
 	publish(t, p, "exit")
 	read(t, bus.Config(), events.ConsumerConfig{Durable: "a", Topics: []string{"tasks.exit"}}, nil).wants(t, "exit")
 	read(t, bus.Config(), events.ConsumerConfig{Durable: "b"}, nil).wants(t, "gap", "exit")
@@ -184,9 +186,7 @@ func TestFilterOfDurableFollowsTheProgram(t *testing.T) {
 	wider := read(t, bus.Config(), events.ConsumerConfig{Durable: "d", Topics: []string{"/tasks/exit", "/crisp/gap"}}, nil)
 	gap := envelope(t, "gap")
 	gap.Topic = "/crisp/gap"
-	if err := p.Publish(t.Context(), gap); err != nil {
-		t.Fatal(err)
-	}
+	publishMessage(t, p, gap)
 	wider.wants(t, "gap")
 }
 
@@ -331,11 +331,11 @@ func TestSpanOfConsumerIsLinked(t *testing.T) {
 	span.End()
 	m := envelope(t, "a")
 	m.TraceContext = events.TraceContext(origin)
-	if err := p.Publish(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	if err := p.Publish(ctx, m); err != nil {
+		t.Fatal(err)
+	}
 	err = events.Consume(ctx, bus.Config(), tel, events.ConsumerConfig{}, func(context.Context, events.Delivery) error {
 		cancel()
 		return nil

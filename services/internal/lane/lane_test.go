@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	testv1 "google.golang.org/grpc/interop/grpc_testing"
 
@@ -18,7 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 type unary = func(ctx context.Context, req *testv1.SimpleRequest) (*testv1.SimpleResponse, error)
 
@@ -172,7 +171,7 @@ func TestStopAndRestart(t *testing.T) {
 		defer close(stopped)
 		stop()
 	}()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		if _, err := c.UnaryCall(ctx, &testv1.SimpleRequest{ResponseSize: 1}); !errdefs.IsUnavailable(err) {
@@ -188,7 +187,7 @@ func TestStopAndRestart(t *testing.T) {
 	serve(t, path, func(context.Context, *testv1.SimpleRequest) (*testv1.SimpleResponse, error) {
 		return &testv1.SimpleResponse{Username: "new"}, nil
 	}, rpc.WithLanes())
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		resp, err := c.UnaryCall(t.Context(), &testv1.SimpleRequest{})
 		if err == nil && resp.GetUsername() != "new" {
 			return fmt.Errorf("answer of %q", resp.GetUsername())

@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // journal collects what parts do, in order.
 type journal struct {
@@ -154,8 +154,10 @@ func TestServiceManagerIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer conn.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "40000")
+	const end = "END=1" // comes after all that the process says
 	lines := make(chan string)
 	go func() {
 		defer close(lines)
@@ -163,6 +165,9 @@ func TestServiceManagerIsTold(t *testing.T) {
 		for {
 			n, err := conn.Read(buf)
 			if err != nil {
+				return
+			}
+			if string(buf[:n]) == end {
 				return
 			}
 			lines <- string(buf[:n])
@@ -173,7 +178,7 @@ func TestServiceManagerIsTold(t *testing.T) {
 	var j journal
 	go func() {
 		done <- lifecycle.Run(ctx, quiet(), j.part("a"))
-		_ = conn.Close()
+		_, _ = conn.WriteToUnix([]byte(end), &net.UnixAddr{Name: path, Net: "unixgram"})
 	}()
 	var got []string
 	for line := range lines {

@@ -16,8 +16,6 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/events"
 )
 
-const busStart = 10 * time.Second
-
 // Bus is a NATS server with JetStream in the process of the test. Its store and its
 // port survive a stop.
 type Bus struct {
@@ -30,16 +28,16 @@ type Bus struct {
 func NewBus(tb testing.TB) *Bus {
 	tb.Helper()
 	b := &Bus{tb: tb, opts: natsd.Options{
-		Host: "127.0.0.1", Port: natsd.RANDOM_PORT, NoLog: true, NoSigs: true, JetStream: true, StoreDir: tb.TempDir(),
+		NoLog: true, NoSigs: true, JetStream: true, StoreDir: tb.TempDir(),
 	}}
-	// A first start chooses a free port, which is kept from then on.
-	b.StartEmpty()
-	addr, ok := b.srv.Addr().(*net.TCPAddr)
-	if !ok {
-		tb.Fatalf("the bus listens on %v", b.srv.Addr())
+	host, port, err := net.SplitHostPort(ReservePort(tb))
+	if err == nil {
+		b.opts.Host = host
+		b.opts.Port, err = strconv.Atoi(port)
 	}
-	b.opts.Port = addr.Port
-	b.Stop()
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(b.Stop)
 	return b
 }
@@ -56,7 +54,7 @@ func (b *Bus) Config() events.ClientConfig {
 func (b *Bus) Start() {
 	b.tb.Helper()
 	b.StartEmpty()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.tb.Context()), busStart)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.tb.Context()), Patience)
 	defer cancel()
 	b.With(func(js jetstream.JetStream) error {
 		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
@@ -90,12 +88,12 @@ func (b *Bus) Wipe() {
 // With calls use with a connection of its own.
 func (b *Bus) With(use func(js jetstream.JetStream) error) {
 	b.tb.Helper()
-	nc, err := nats.Connect(b.srv.ClientURL(), nats.InProcessServer(b.srv))
+	nc, err := nats.Connect(b.srv.ClientURL(), nats.InProcessServer(b.srv), nats.Timeout(Patience))
 	if err != nil {
 		b.tb.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(Patience))
 	if err == nil {
 		err = use(js)
 	}
@@ -114,7 +112,7 @@ func (b *Bus) StartEmpty() {
 	}
 	srv.Start()
 	b.srv = srv
-	if !srv.ReadyForConnections(busStart) {
+	if !srv.ReadyForConnections(Patience) {
 		b.tb.Fatal("the bus does not start")
 	}
 }

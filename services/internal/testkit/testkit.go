@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -171,24 +170,6 @@ func Golden(tb testing.TB, name string, got []byte) {
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		tb.Errorf("%s differs (-want +got), write it with -update if that is meant:\n%s", path, diff)
-	}
-}
-
-// Eventually calls try until it returns nil, and fails the test with the last error if
-// that takes longer than limit.
-func Eventually(tb testing.TB, limit time.Duration, try func() error) {
-	tb.Helper()
-	const pause = 10 * time.Millisecond
-	deadline := time.Now().Add(limit)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			tb.Fatalf("not within %v: %v", limit, err)
-		}
-		<-time.After(pause)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // child takes the passed socket over and greets one client.
 func child() int {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	lis, err := unixsock.Listen(ctx, unixsock.Config{Path: os.Getenv(asChild)})
 	if err != nil {

@@ -7,9 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -22,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // serve runs a stand-in on a socket until the end of the test.
 func serve(t *testing.T, socket string, regs []rpc.Registration) {
@@ -126,7 +124,7 @@ func TestGatewayWithBackends(t *testing.T) {
 		t.Errorf("GET %s: %d, want 400 for a request without an upgrade", exec.GetUrl(), resp.StatusCode)
 	}
 	sandboxd.HangUp()
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if len(sandboxd.Sessions()) < 2 {
 			return errors.New("session not opened again")
 		}

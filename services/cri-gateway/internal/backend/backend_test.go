@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	nodev1 "github.com/crisp-cri/crisp/proto/gen/crisp/node/v1"
@@ -26,7 +25,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // holds counts how often calls were held back.
 type holds struct{ n atomic.Int32 }
@@ -63,7 +62,7 @@ func newBench(t *testing.T, cfg backend.HubConfig, state *nriv1.HubState) *bench
 		executor: &executor{},
 		holds:    &holds{},
 	}
-	node := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), time.Second).Node
+	node := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), testkit.Patience).Node
 	b.Hub = backend.NewHub(testkit.GRPC(t, tel, b.stand.Registrations()...), cfg, b.holds, slog.New(slog.DiscardHandler))
 	background(t, func(ctx context.Context) { _ = b.Run(ctx, node, b.executor) })
 	return b
@@ -91,7 +90,7 @@ func (b *bench) run(ctx context.Context) error {
 func TestHubCallsOnlyWhatIsSubscribed(t *testing.T) {
 	var mask nri.EventMask
 	mask.Set(nri.Event_STOP_CONTAINER)
-	b := newBench(t, backend.HubConfig{Hold: 5 * time.Second}, &nriv1.HubState{SubscribedEvents: int32(mask), Ready: true})
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, &nriv1.HubState{SubscribedEvents: int32(mask), Ready: true})
 	if err := b.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +109,7 @@ func TestHubCallsOnlyWhatIsSubscribed(t *testing.T) {
 func TestHubHoldsCallsUntilPluginsAreBack(t *testing.T) {
 	waiting := ready(1)
 	waiting.Ready = false
-	b := newBench(t, backend.HubConfig{Hold: 10 * time.Second, Require: true}, waiting)
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience, Require: true}, waiting)
 	var call sync.WaitGroup
 	call.Go(func() {
 		if err := b.run(t.Context()); err != nil {
@@ -129,7 +128,7 @@ func TestHubHoldsCallsUntilPluginsAreBack(t *testing.T) {
 }
 
 func TestHubOfAnotherGenerationIsCalledAgain(t *testing.T) {
-	b := newBench(t, backend.HubConfig{Hold: 10 * time.Second}, ready(1))
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, ready(1))
 	if err := b.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -141,6 +140,7 @@ func TestHubOfAnotherGenerationIsCalledAgain(t *testing.T) {
 
 func TestHubAnswersUnavailableWithoutBeingAway(t *testing.T) {
 	b := newBench(t, backend.HubConfig{Hold: 200 * time.Millisecond}, ready(1))
+	testkit.Eventually(t, testkit.Patience, func() error { return b.Ready(t.Context()) })
 	b.stand.Failures.Fail("RunPodSandbox", fmt.Errorf("plugin says no: %w", errdefs.ErrUnavailable))
 	if err := b.run(t.Context()); !errdefs.IsUnavailable(err) {
 		t.Errorf("call: %v, want the hub's answer and not the policy's", err)
@@ -150,7 +150,7 @@ func TestHubAnswersUnavailableWithoutBeingAway(t *testing.T) {
 func TestAbsentHub(t *testing.T) {
 	for _, require := range []bool{false, true} {
 		t.Run(fmt.Sprintf("require=%v", require), func(t *testing.T) {
-			const hold = 300 * time.Millisecond
+			const hold = 2 * time.Second
 			hub := backend.NewHub(absent(t), backend.HubConfig{Hold: hold, Require: require}, &holds{}, slog.New(slog.DiscardHandler))
 			background(t, func(ctx context.Context) { _ = hub.Run(ctx, nil, &executor{}) })
 
@@ -161,7 +161,7 @@ func TestAbsentHub(t *testing.T) {
 					t.Errorf("call: %v, with require %v", err, require)
 				}
 			}
-			if took := time.Since(start); took < hold/2 || took > 2*hold {
+			if took := time.Since(start); took < hold/2 || took > 5*hold/2 {
 				t.Errorf("three calls took %s; only the first should be held, for %s", took, hold)
 			}
 			if err := hub.Ready(t.Context()); err == nil {
@@ -225,7 +225,7 @@ func TestGuardedPodsWaitForAnAbsentHub(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var task sync.WaitGroup
 			task.Go(func() { _ = hub.Run(ctx, nil, &executor{}) })
-			testkit.Eventually(t, 10*time.Second, func() error { return hub.Ready(t.Context()) })
+			testkit.Eventually(t, testkit.Patience, func() error { return hub.Ready(t.Context()) })
 			cancel() // the stream ends, as it does when the hub goes away
 			task.Wait()
 			refused := []string{"prod", "labelled"}
@@ -241,7 +241,7 @@ func TestGuardedPodsWaitForAnAbsentHub(t *testing.T) {
 func TestAnnotatedPodIsAskedAbout(t *testing.T) {
 	state := ready(1)
 	state.SubscribedEvents = 0
-	b := newBench(t, backend.HubConfig{Hold: 10 * time.Second}, state)
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, state)
 	for _, pod := range []*nri.PodSandbox{
 		{Id: "plain"},
 		{Id: "named", Annotations: map[string]string{"required-plugins.noderesource.dev/container.x": "[a]"}},
@@ -256,7 +256,7 @@ func TestAnnotatedPodIsAskedAbout(t *testing.T) {
 }
 
 func TestHubGetsTheInventory(t *testing.T) {
-	b := newBench(t, backend.HubConfig{Hold: time.Second}, ready(1))
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, ready(1))
 	b.sandboxd.AddContainer("sb", "c1")
 	b.sandboxd.AddContainer("sb", "c2")
 	b.stand.Send(&nriv1.ConnectResponse{Message: &nriv1.ConnectResponse_InventoryRequest{
@@ -286,7 +286,7 @@ func TestHubGetsTheInventory(t *testing.T) {
 }
 
 func TestHubIsToldThatThereIsNoInventory(t *testing.T) {
-	b := newBench(t, backend.HubConfig{Hold: time.Second}, ready(1))
+	b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, ready(1))
 	b.sandboxd.Failures.Fail("ListInventory", errdefs.ErrUnavailable)
 	b.stand.Send(&nriv1.ConnectResponse{Message: &nriv1.ConnectResponse_InventoryRequest{
 		InventoryRequest: &nriv1.InventoryRequest{RequestId: 1},
@@ -313,7 +313,7 @@ func TestHubUpdates(t *testing.T) {
 		{"not begun", nil, errors.New("stopping"), 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := newBench(t, backend.HubConfig{Hold: time.Second}, ready(1))
+			b := newBench(t, backend.HubConfig{Hold: testkit.Patience}, ready(1))
 			b.executor.failed, b.executor.err = tt.failed, tt.err
 			b.stand.Send(&nriv1.ConnectResponse{Message: &nriv1.ConnectResponse_UpdateRequest{
 				UpdateRequest: &nriv1.UpdateRequest{RequestId: 4, Plugin: "p", Updates: wanted},
@@ -333,8 +333,8 @@ func TestSessionIsReopenedWithItsToken(t *testing.T) {
 	tel, _ := testkit.Telemetry(t)
 	stand := backendtest.NewSandboxd(&backendtest.Journal{})
 	conn := testkit.GRPC(t, tel, stand.Registrations()...)
-	node := backend.NewSandboxd(conn, time.Second).Node
-	session := backend.NewSession(node, 5*time.Second, slog.New(slog.DiscardHandler))
+	node := backend.NewSandboxd(conn, testkit.Patience).Node
+	session := backend.NewSession(node, testkit.Patience, slog.New(slog.DiscardHandler))
 	background(t, func(ctx context.Context) { _ = session.Run(ctx) })
 
 	token, err := session.Token(t.Context())
@@ -343,7 +343,7 @@ func TestSessionIsReopenedWithItsToken(t *testing.T) {
 	}
 	for round := 2; round <= 3; round++ {
 		stand.HangUp()
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if n := len(stand.Sessions()); n < round {
 				return fmt.Errorf("%d sessions, want %d", n, round)
 			}
@@ -368,7 +368,7 @@ func TestSessionThatIsAway(t *testing.T) {
 	if _, err := node.GetStatus(t.Context(), &nodev1.GetStatusRequest{}); !errdefs.IsUnavailable(err) {
 		t.Errorf("GetStatus: %v, want Unavailable", err)
 	}
-	if took := time.Since(start); took > 3*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("GetStatus took %s for a sandboxd that is not there", took)
 	}
 }

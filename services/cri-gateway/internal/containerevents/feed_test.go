@@ -14,7 +14,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -26,7 +25,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // watcher counts followers.
 type watcher struct{ following, cut atomic.Int64 }
@@ -69,7 +68,7 @@ func newBench(t *testing.T) *bench {
 	tel, _ := testkit.TelemetryTo(t, discard{})
 	b := &bench{t: t, sandboxd: backendtest.NewSandboxd(&backendtest.Journal{}), watcher: &watcher{}, changes: make(chan containerevents.Change)}
 	b.bus.Store(true)
-	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), time.Second)
+	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), testkit.Patience)
 	ctx, cancel := context.WithCancel(t.Context())
 	b.feed = containerevents.New(containerevents.Parts{
 		Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers,
@@ -110,7 +109,7 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (b *bench) follow() grpc.ServerStreamingClient[criv1.ContainerEventResponse] {
 	b.t.Helper()
 	var stream grpc.ServerStreamingClient[criv1.ContainerEventResponse]
-	testkit.Eventually(b.t, 5*time.Second, func() error {
+	testkit.Eventually(b.t, testkit.Patience, func() error {
 		var err error
 		if stream, err = b.cri.GetContainerEvents(b.t.Context(), &criv1.GetEventsRequest{}); err != nil {
 			return err
@@ -284,7 +283,7 @@ func TestNobodyFollowsWithoutABus(t *testing.T) {
 // other.
 func TestFollowersAreIndependent(t *testing.T) {
 	b := newBench(t)
-	const n, crowd = 400, 40
+	const n, ahead, crowd = 400, 100, 40
 	for i := range crowd {
 		b.sandboxd.AddContainer(sandboxID, fmt.Sprintf("before-%d", i)) // makes the events large
 	}
@@ -301,9 +300,12 @@ func TestFollowersAreIndependent(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	})
+	// The changes are never so far ahead of the fast follower that it is too slow.
+	lead := make(chan struct{}, ahead)
 	var feeding sync.WaitGroup
 	feeding.Go(func() {
 		for i := range n {
+			lead <- struct{}{}
 			id := fmt.Sprintf("c%d", i)
 			b.changes <- containerevents.Change{Kind: containerevents.ContainerCreated, ID: id, SandboxID: sandboxID}
 			b.tell(id, containerevents.ContainerStarted, containerevents.ContainerStopped, containerevents.ContainerDeleted)
@@ -312,6 +314,7 @@ func TestFollowersAreIndependent(t *testing.T) {
 	for i := range n {
 		id := fmt.Sprintf("c%d", i)
 		expect(t, fast, id+" CREATED", id+" STARTED", id+" STOPPED", id+" DELETED")
+		<-lead
 	}
 	feeding.Wait()
 	cancel()
@@ -329,7 +332,7 @@ func TestFollowersAreIndependent(t *testing.T) {
 	if !errdefs.IsResourceExhausted(err) || got >= 4*n {
 		t.Errorf("the stalled follower got %d events and then %v, want ResourceExhausted before the end", got, err)
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if f := b.watcher.following.Load(); f != 1 {
 			return fmt.Errorf("%d follow, want 1", f)
 		}
@@ -347,7 +350,7 @@ func TestFollowersAreIndependent(t *testing.T) {
 		}
 		end()
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if now := runtime.NumGoroutine(); now > before+5 {
 			return fmt.Errorf("%d goroutines, %d before", now, before)
 		}

@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // counts is an observer that counts.
 type counts struct{ begun, ended, failed, joined atomic.Int32 }

@@ -2,6 +2,7 @@ package sequence_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/backend/backendtest"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 func restoreRequest() *criv1.RestorePodRequest {
@@ -81,10 +83,10 @@ func TestRestoreWithoutACallerIsUndone(t *testing.T) {
 // await waits until a call was made.
 func (b *bench) await(t *testing.T, call string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if slices.Contains(b.journal.Take(), call) {
-			return
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !slices.Contains(b.journal.Take(), call) {
+			return fmt.Errorf("%s was not called", call)
 		}
-	}
-	t.Fatalf("%s was not called", call)
+		return nil
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
@@ -22,7 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var (
 	_ sequence.Hub     = (*backend.Hub)(nil)
@@ -55,27 +54,27 @@ func newBench(t *testing.T, events int32) *bench {
 		sandboxd: backendtest.NewSandboxd(journal),
 		hub:      backendtest.NewHub(journal, &nriv1.HubState{Generation: 7, SubscribedEvents: events, Ready: true}),
 	}
-	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), time.Second)
-	session := backend.NewSession(sandboxd.Node, 5*time.Second, log)
-	hub := backend.NewHub(testkit.GRPC(t, tel, b.hub.Registrations()...), backend.HubConfig{Hold: 2 * time.Second}, silent{}, log)
+	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), testkit.Patience)
+	session := backend.NewSession(sandboxd.Node, testkit.Patience, log)
+	hub := backend.NewHub(testkit.GRPC(t, tel, b.hub.Registrations()...), backend.HubConfig{Hold: testkit.Patience}, silent{}, log)
 	ops := operation.New(log, silent{})
 	b.Sequences = sequence.New(sequence.Parts{
 		Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers, Node: sandboxd.Node,
 		Session: session, Hub: hub, Operations: ops,
-		Limits: sequence.Limits{Work: time.Minute, Undo: 5 * time.Second}, Log: log,
+		Limits: sequence.Limits{Work: time.Minute, Undo: testkit.Patience}, Log: log,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = session.Run(ctx) })
 	tasks.Go(func() { _ = hub.Run(ctx, sandboxd.Node, b.Sequences) })
 	t.Cleanup(func() {
-		if err := ops.Close(context.Background(), time.Second); err != nil {
+		if err := ops.Close(context.Background(), testkit.Patience); err != nil {
 			t.Error(err)
 		}
 		cancel()
 		tasks.Wait()
 	})
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		return errors.Join(session.Ready(t.Context()), hub.Ready(t.Context()))
 	})
 	return b
@@ -375,7 +374,7 @@ func TestCallerGoesWorkGoesOn(t *testing.T) {
 	})
 	other := sandboxRequest()
 	other.Config.Hostname = "other"
-	testkit.Eventually(t, time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := b.RunPodSandbox(t.Context(), other); !errdefs.IsAborted(err) {
 			return errors.New("another configuration was not refused")
 		}

@@ -23,7 +23,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/gorilla/websocket"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream"
@@ -37,13 +36,13 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 type bench struct {
 	*streaming.Server
 	sandboxd *backendtest.Sandboxd
-	// running counts the sessions at sandboxd.
-	running atomic.Int32
+	// running counts the sessions at sandboxd, sized the sizes that they were given.
+	running, sized atomic.Int32
 }
 
 func newBench(t *testing.T) *bench {
@@ -58,8 +57,8 @@ func newTLSBench(t *testing.T, tlsConfig *tls.Config) *bench {
 	b := &bench{sandboxd: backendtest.NewSandboxd(&backendtest.Journal{})}
 	b.sandboxd.Exec = b.exec
 	b.sandboxd.Attach = b.attach
-	client := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), time.Second)
-	cfg := streaming.Config{Listen: "127.0.0.1:0", TLS: tlsConfig, IdleTimeout: time.Minute, CreationTimeout: 2 * time.Second}
+	client := backend.NewSandboxd(testkit.GRPC(t, tel, b.sandboxd.Registrations()...), testkit.Patience)
+	cfg := streaming.Config{Listen: "127.0.0.1:0", TLS: tlsConfig, IdleTimeout: time.Minute, CreationTimeout: testkit.Patience}
 	b.Server = streaming.New(cfg, client.Containers, client.Sandboxes, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
@@ -142,13 +141,14 @@ func (b *bench) exec(stream execStream, start *containerv1.ExecStart) error {
 			if err != nil {
 				return err
 			}
+			if m.GetInput().GetStdinClosed() != nil {
+				return send(exit(0))
+			}
 			size := m.GetInput().GetResize()
 			if err := send(stdout(fmt.Sprintf("%dx%d;", size.GetWidth(), size.GetHeight()))); err != nil {
 				return err
 			}
-			if size.GetWidth() == 80 {
-				return send(exit(0))
-			}
+			b.sized.Add(1)
 		}
 	}
 	return send(exit(127))
@@ -416,10 +416,17 @@ func TestSenselessSizesAreIgnored(t *testing.T) {
 			} {
 				s.resize(t, text+"\n")
 			}
-			time.Sleep(50 * time.Millisecond) // the nonsense is a message of its own
-			s.resize(t, `{"Width":80,"Height":24}`+"\n")
+			// A size that comes in one piece with the nonsense before it is lost.
+			testkit.Eventually(t, testkit.Patience, func() error {
+				s.resize(t, `{"Width":80,"Height":24}`+"\n")
+				if b.sized.Load() == 0 {
+					return errors.New("the command has no size")
+				}
+				return nil
+			})
+			s.closeStdin(t)
 			out, _, outcome := s.read(t)
-			if out != "80x24;" || !strings.Contains(outcome, "Success") {
+			if strings.ReplaceAll(out, "80x24;", "") != "" || !strings.Contains(outcome, "Success") {
 				t.Errorf("sizes %q and outcome %q, want 80x24 alone and success", out, outcome)
 			}
 		})
@@ -438,7 +445,7 @@ func TestDroppedClientsLeaveNothingBehind(t *testing.T) {
 					kinds = append(kinds, "stdin")
 				}
 				s := dial(t, b.execURL(t, req), kinds...)
-				testkit.Eventually(t, 5*time.Second, func() error {
+				testkit.Eventually(t, testkit.Patience, func() error {
 					if b.running.Load() == 0 {
 						return errors.New("the command does not run yet")
 					}
@@ -446,7 +453,7 @@ func TestDroppedClientsLeaveNothingBehind(t *testing.T) {
 				})
 				s.drop()
 			}
-			testkit.Eventually(t, 10*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if n := b.running.Load(); n != 0 {
 					return fmt.Errorf("%d commands still run", n)
 				}
@@ -641,14 +648,14 @@ func TestPortForward(t *testing.T) {
 	})
 	t.Run("dropped", func(t *testing.T) {
 		_, _, drop := forward(t, "82")
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if b.running.Load() != 1 {
 				return errors.New("not forwarded yet")
 			}
 			return nil
 		})
 		drop()
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if b.running.Load() != 0 {
 				return errors.New("still forwarded")
 			}

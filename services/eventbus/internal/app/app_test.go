@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,7 +23,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -41,7 +39,7 @@ import (
 )
 
 const (
-	limit = 20 * time.Second
+	limit = testkit.Patience
 	// asProgram makes the test binary behave as the program, so that it can be killed.
 	asProgram = "CRISP_TEST_AS_PROGRAM"
 )
@@ -54,7 +52,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
 // bus is a running event bus below a folder of its own.
@@ -69,8 +67,8 @@ func newBus(t *testing.T, change func(c *Config)) *bus {
 	dir := t.TempDir()
 	cfg := Default()
 	cfg.Log.Level = "debug"
-	cfg.Admin.Listen = freePort(t)
-	cfg.Broker.Listen = freePort(t)
+	cfg.Admin.Listen = testkit.ReservePort(t)
+	cfg.Broker.Listen = testkit.ReservePort(t)
 	cfg.Broker.StoreDir = filepath.Join(dir, "store")
 	cfg.Access.KeysDir = filepath.Join(dir, "keys")
 	cfg.RPC.Socket.Path = filepath.Join(dir, "bus.sock")
@@ -337,19 +335,25 @@ func TestNobodyElseMayConnect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("nats://"+b.cfg.Broker.Listen, opt, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect("nats://"+b.cfg.Broker.Listen, opt, nats.Timeout(limit),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(500*time.Millisecond))
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(limit))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := js.DeleteStream(t.Context(), events.DefaultStream); err == nil {
+	// What is forbidden has no answer.
+	short, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if err := js.DeleteStream(short, events.DefaultStream); err == nil {
 		t.Error("a reader deleted the stream")
 	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "X", Subjects: []string{"x"}}); err == nil {
+	short, stop = context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if _, err := js.CreateStream(short, jetstream.StreamConfig{Name: "X", Subjects: []string{"x"}}); err == nil {
 		t.Error("a reader created a stream")
 	}
 	consumer, err := js.CreateConsumer(t.Context(), events.DefaultStream, jetstream.ConsumerConfig{Name: "mine"})
@@ -375,7 +379,9 @@ func TestNewKeysAreFound(t *testing.T) {
 	b := newBus(t, nil)
 	// The publisher is there before the keys are.
 	p := b.publisher(t, access.Sandboxd)
-	if err := p.Publish(t.Context(), exit(t, "a")); !errors.Is(err, errdefs.ErrUnavailable) {
+	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := p.Publish(short, exit(t, "a")); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("without a bus: got %v", err)
 	}
 	b.start(t)
@@ -452,14 +458,4 @@ func TestPortInUseEndsTheProcess(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("got %v", err)
 	}
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lis.Close() }()
-	return lis.Addr().String()
 }

@@ -9,14 +9,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestCompareAndMerge(t *testing.T) {
 	t.Parallel()
@@ -59,7 +58,7 @@ func TestKeeperFollowsTheBroker(t *testing.T) {
 		}
 	}()
 	bus.Start()
-	const limit = 30 * time.Second
+	const limit = testkit.Patience
 	testkit.Eventually(t, limit, func() error { return keeper.Ready(t.Context()) })
 	testkit.Eventually(t, limit, func() error {
 		var have jetstream.StreamConfig
@@ -84,7 +83,7 @@ func TestTwoKeepersAtOnce(t *testing.T) {
 	bus.StartEmpty()
 	cfg := DefaultConfig()
 	cfg.MaxBytes = 5 * config.MiB
-	connect := func() (*nats.Conn, error) { return nats.Connect(bus.Config().URL) }
+	connect := func() (*nats.Conn, error) { return nats.Connect(bus.Config().URL, nats.Timeout(testkit.Patience)) }
 	var all errgroup.Group
 	for i := range 8 {
 		// The broker takes a second creation with the same settings for a repetition.
@@ -96,7 +95,7 @@ func TestTwoKeepersAtOnce(t *testing.T) {
 				return err
 			}
 			defer nc.Close()
-			js, err := jetstream.New(nc)
+			js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(testkit.Patience))
 			if err != nil {
 				return err
 			}

@@ -155,13 +155,14 @@ func TestFailurePolicy(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			cfg := testConfig(t)
-			cfg.Timeouts.Request = config.Duration(300 * time.Millisecond)
+			rule := hanging("bad", 300*time.Millisecond)
 			if tt.required {
 				cfg.RequiredPlugins = []string{"bad"}
 			}
 			if tt.disconnect {
-				cfg.Plugins = []hubconfig.Plugin{{Name: "bad", OnTimeout: hubconfig.Disconnect}}
+				rule.OnTimeout = hubconfig.Disconnect
 			}
+			cfg.Plugins = []hubconfig.Plugin{rule}
 			h := startHub(t, cfg)
 			g := h.connect()
 			var conn net.Conn
@@ -238,10 +239,8 @@ func TestCallerThatLeavesIsNobodysFailure(t *testing.T) {
 	g.await(t, "10-slow")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(300*time.Millisecond, cancel)
-	begin := time.Now()
-	err := g.run(ctx, "p1")
-	if !errors.Is(err, context.Canceled) || time.Since(begin) > time.Second {
-		t.Errorf("error is %v after %v, want the caller's end", err, time.Since(begin))
+	if err := g.run(ctx, "p1"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want the caller's end", err)
 	}
 	close(release)
 	if err := g.run(t.Context(), "p2"); err != nil {
@@ -254,7 +253,7 @@ func TestRequiredPluginThatIsAway(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t)
 	cfg.RequiredPlugins = []string{"guard"}
-	cfg.Timeouts.Settle = config.Duration(500 * time.Millisecond)
+	cfg.Timeouts.Settle = config.Duration(3 * time.Second)
 	h := startHub(t, cfg)
 	g := h.connect()
 	mask := nri.EventMask(g.state().GetSubscribedEvents())
@@ -335,25 +334,33 @@ func TestPluginsWorkSideBySideAndOneByOne(t *testing.T) {
 	t.Parallel()
 	h := startHub(t, testConfig(t))
 	g := h.connect()
-	const requests, work = 50, 100 * time.Millisecond
+	const requests = 50
 	var inFlight [2]atomic.Int32
-	var worked atomic.Int64
+	both := make(chan struct{}) // both have a request
 	var orders [2][]string
 	for i, name := range []string{"a", "b"} {
-		h.mustStart("10", name, &recorder{onRun: func(_ context.Context, p *nri.PodSandbox) error {
+		h.mustStart("10", name, &recorder{onRun: func(ctx context.Context, p *nri.PodSandbox) error {
 			if n := inFlight[i].Add(1); n != 1 {
 				t.Errorf("plugin %s has %d requests in flight", name, n)
 			}
 			orders[i] = append(orders[i], p.GetId()) // safe: one at a time
-			begin := time.Now()
-			time.Sleep(work)
-			worked.Add(int64(time.Since(begin)))
+			switch {
+			case i == 0 && len(orders[0]) == 2:
+				close(both)
+			case i == 1 && len(orders[1]) == 1:
+				// The first request has come on to here, and its next one to the plugin before.
+				select {
+				case <-both:
+				case <-ctx.Done():
+					t.Error("one plugin's work holds up the other's")
+				}
+			}
+			time.Sleep(time.Millisecond)
 			inFlight[i].Add(-1)
 			return nil
 		}})
 	}
 	g.await(t, "10-a", "10-b")
-	begin := time.Now()
 	var wg sync.WaitGroup
 	for i := range requests {
 		wg.Go(func() {
@@ -363,10 +370,6 @@ func TestPluginsWorkSideBySideAndOneByOne(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// One plugin after the other would take as long as both have worked.
-	if took, both := time.Since(begin), time.Duration(worked.Load()); took > both*4/5 {
-		t.Errorf("took %v for %v of work; the plugins did not work side by side", took, both)
-	}
 	if !slices.Equal(orders[0], orders[1]) {
 		t.Errorf("plugins saw different orders:\n%v\n%v", orders[0], orders[1])
 	}
@@ -377,7 +380,7 @@ func TestValidators(t *testing.T) {
 	cfg := testConfig(t)
 	cfg.Validator.Enable = true
 	cfg.Validator.RequiredPlugins = []string{"10-a"}
-	cfg.Timeouts.Request = config.Duration(300 * time.Millisecond)
+	cfg.Plugins = []hubconfig.Plugin{hanging("a", 2*time.Second)}
 	h := startHub(t, cfg)
 	g := h.connect()
 	if _, err := g.create(t.Context(), "c1"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "10-a") {

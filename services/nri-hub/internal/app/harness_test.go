@@ -15,7 +15,6 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
-	"go.uber.org/goleak"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/config"
@@ -32,11 +31,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv(nri.PluginSocketEnvVar) != "" {
 		os.Exit(launchedPlugin())
 	}
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
-// patience is how long tests wait for what must happen soon.
-const patience = 30 * time.Second
+// patience is how long tests wait for what must happen.
+const patience = testkit.Patience
 
 // hubProcess is a running hub with the paths that survive its restart.
 type hubProcess struct {
@@ -64,12 +63,22 @@ func testConfig(t *testing.T) hubconfig.Config {
 	cfg.Launch.Folder = filepath.Join(dir, "plugins")
 	cfg.Launch.ConfigFolder = filepath.Join(dir, "conf.d")
 	cfg.Launch.MinBackoff = config.Duration(50 * time.Millisecond)
+	cfg.Launch.StopTimeout = config.Duration(20 * time.Second)
 	cfg.Launch.WasmCache = filepath.Join(dir, "wasm")
 	cfg.Events.URL = ""
 	cfg.Required.Wait = config.Duration(300 * time.Millisecond)
 	cfg.Degraded.MinPause = config.Duration(50 * time.Millisecond)
 	cfg.Timeouts.JoinWait = config.Duration(100 * time.Millisecond)
+	// A plugin that is not meant to be slow is not: the limits of those that are belong to them, see hanging.
+	cfg.Timeouts.Registration = config.Duration(patience)
+	cfg.Timeouts.Synchronize = config.Duration(20 * time.Second)
+	cfg.Timeouts.Request = config.Duration(20 * time.Second)
 	return cfg
+}
+
+// hanging is the rule of a plugin that does not answer: it alone has this time limit.
+func hanging(name string, limit time.Duration) hubconfig.Plugin {
+	return hubconfig.Plugin{Name: name, Timeout: config.Duration(limit)}
 }
 
 func startHub(t *testing.T, cfg hubconfig.Config) *hubProcess {

@@ -53,7 +53,7 @@ func TestTrailReachesTheBus(t *testing.T) {
 			trail.Record(t.Context(), record()) // while there is no bus
 			bus.Start()
 			var got *eventv1.PluginAudit
-			testkit.Eventually(t, 30*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				var failure error
 				bus.With(func(js jetstream.JetStream) error {
 					got, failure = last(t.Context(), js)

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 
@@ -80,7 +79,7 @@ func TestLedgerDoesNotGrow(t *testing.T) {
 	}
 	l.Object(&nri.PodSandbox{Id: "last"}, nil)
 	l.Told(a, "last", hub.ToldStopped)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		info, err := os.Stat(filepath.Join(folder, "ledger.jsonl"))
 		if err == nil && info.Size() > 5<<20 {
 			return fmt.Errorf("it has %d bytes for nothing that matters", info.Size())

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/client"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
@@ -22,7 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // streamsOf returns the streams of a node without pods, the folder of their FIFOs and that of
 // their logs.

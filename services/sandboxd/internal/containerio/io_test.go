@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -52,7 +53,7 @@ func shimEnd(t *testing.T, path string) (w *os.File, closeBoth func()) {
 
 func bounded(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -424,11 +425,10 @@ func TestExecIOWithoutClient(t *testing.T) {
 
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
-	for range 500 {
-		if ok() {
-			return
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !ok() {
+			return errors.New("not yet")
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("did not happen in time")
+		return nil
+	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -23,18 +24,17 @@ type life struct {
 	exit                      pod.Exit
 }
 
-// live takes a container of a fake shim through its life, as far as it gets.
-func live(t *testing.T, tasks *controller.Tasks, spec port.TaskSpec) life {
+// live takes a container of a fake shim through its life, as far as it gets; created is called between
+// its creation and its start.
+func live(t *testing.T, tasks *controller.Tasks, spec port.TaskSpec, created func()) life {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	var l life
 	if _, l.create = tasks.Create(ctx, spec); l.create != nil {
 		return l
 	}
-	if strings.HasSuffix(spec.Handler.Name, "created") {
-		time.Sleep(200 * time.Millisecond)
-	}
+	created()
 	if _, l.start = tasks.Start(ctx, spec.SandboxID, spec.ContainerID, ""); l.start == nil {
 		l.exec = tasks.Exec(ctx, spec.SandboxID, spec.ContainerID, port.ExecSpec{ID: "x", Process: shimtest.Process("/bin/true")})
 		l.kill = tasks.Kill(ctx, spec.SandboxID, spec.ContainerID, "", syscall.SIGKILL, true)
@@ -77,6 +77,20 @@ func TestShimDiesAtAStep(t *testing.T) {
 			}
 			l := live(t, tasks, port.TaskSpec{
 				SandboxID: sb, ContainerID: id, Handler: h, Spec: shimtest.Spec(t, sb, id, false, "/bin/sleep", "1000"),
+			}, func() {
+				if step != "created" {
+					return
+				}
+				st, err := ctl.Status(t.Context(), sb, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := syscall.Kill(int(st.ShimPid), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := ctl.Wait(t.Context(), sb); err != nil {
+					t.Error(err)
+				}
 			})
 			failed := map[string]error{"create": l.create, "created": l.start, "start": l.start, "exec": l.exec}
 			for name, err := range failed {

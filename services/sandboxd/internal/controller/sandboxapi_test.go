@@ -15,6 +15,7 @@ import (
 	runtimespec "github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -31,6 +32,7 @@ func loggingNode(t *testing.T, dir string, log slog.Handler) (*shim.Manager, *co
 	t.Helper()
 	m, err := shim.New(t.Context(), shim.Config{
 		Dir: filepath.Join(dir, "shims"), EventsSocket: filepath.Join(dir, "events.sock"),
+		Timeouts: shim.Timeouts{Start: testkit.Patience, Connect: testkit.Patience, Load: testkit.Patience, Cleanup: testkit.Patience},
 	}, slog.New(log))
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +84,7 @@ func TestSandboxAPI(t *testing.T) {
 		e, _ := ctl.Wait(context.WithoutCancel(ctx), id)
 		waited <- e
 	}()
-	if err := ctl.Stop(ctx, id, time.Second); err != nil {
+	if err := ctl.Stop(ctx, id, testkit.Patience); err != nil {
 		t.Error(err)
 	}
 	if e := <-waited; e.Code != 9 || e.At.IsZero() {

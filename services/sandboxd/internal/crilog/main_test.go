@@ -3,7 +3,7 @@ package crilog
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }

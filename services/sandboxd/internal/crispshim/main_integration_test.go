@@ -3,11 +3,12 @@
 package crispshim_test
 
 import (
+	"os"
 	"testing"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
 func TestMain(m *testing.M) {
-	shimtest.Cleanup(m.Run())
+	os.Exit(shimtest.Tests{M: m}.Run())
 }

@@ -14,14 +14,14 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func podConfig(name string) *criv1.PodSandboxConfig {
 	return &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "u-" + name}}

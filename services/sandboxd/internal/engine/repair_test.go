@@ -10,6 +10,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -64,11 +65,7 @@ func TestFailedStartEndsTheTask(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case <-p.done:
-			case <-time.After(5 * time.Second):
-				t.Error("the process was not killed")
-			}
+			testkit.Receive(t, p.done) // killed
 			w.set("tasks.delete", nil)
 			eventually(t, "the task is deleted", func() bool {
 				_, err := w.proc(id)

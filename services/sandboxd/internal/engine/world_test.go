@@ -26,6 +26,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -183,12 +184,12 @@ func (n *node) session(t *testing.T, token string) (lose func()) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !ok() {
+			return errors.New("not yet: " + what)
 		}
-	}
-	t.Fatal("never happened: " + what)
+		return nil
+	})
 }
 
 type images struct{}

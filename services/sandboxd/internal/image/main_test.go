@@ -5,10 +5,10 @@ import (
 	"log/slog"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func testLog(t *testing.T) *slog.Logger {
 	t.Helper()

@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // disk counts the walks over it.
 type disk struct {

@@ -14,14 +14,13 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func newPins(t *testing.T, defaults Defaults) (*Pins, string) {
 	t.Helper()

@@ -17,14 +17,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
-	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network/runtimeconf"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // bench is a folder with plugins that are shell scripts and with a CNI that uses them.
 type bench struct {
@@ -39,7 +39,7 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
 	cfg := Config{
 		ConfDir: filepath.Join(b.dir, "conf"), BinDirs: []string{filepath.Join(b.dir, "bin")},
-		StateDir: filepath.Join(b.dir, "state"), MaxConfNum: 1, Timeout: 20 * time.Second,
+		StateDir: filepath.Join(b.dir, "state"), MaxConfNum: 1, Timeout: testkit.Patience,
 	}
 	if change != nil {
 		change(&cfg)
@@ -241,7 +241,7 @@ func TestAttachKillsAHangingPlugin(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
-	if d := time.Since(start); d > 5*time.Second {
+	if d := time.Since(start); d > testkit.Patience {
 		t.Errorf("took %s", d)
 	}
 }
@@ -317,13 +317,12 @@ func (b *bench) put(name, content string) {
 
 func (b *bench) eventually(what string, cond func() bool) {
 	b.t.Helper()
-	for range 500 {
-		if cond() {
-			return
+	testkit.Eventually(b.t, testkit.Patience, func() error {
+		if !cond() {
+			return fmt.Errorf("not %s: %w", what, b.Ready())
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	b.t.Fatalf("never %s: %v", what, b.Ready())
+		return nil
+	})
 }
 
 func TestSetPodCIDR(t *testing.T) {

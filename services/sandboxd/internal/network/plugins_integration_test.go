@@ -68,7 +68,7 @@ func (n *node) rules(port string) string {
 // answers waits until somebody answers at an address of the node.
 func answers(t *testing.T, addr string) {
 	t.Helper()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		c, err := net.DialTimeout("tcp", addr, time.Second)
 		if err != nil {
 			return err // the address may be tentative

@@ -9,16 +9,15 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // bus is a bus that can be away.
 type bus struct {
@@ -81,12 +80,12 @@ func add(t *testing.T, st *store.Store, id string, keep bool) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !ok() {
+			return errors.New("not yet: " + what)
 		}
-	}
-	t.Fatal("never happened: " + what)
+		return nil
+	})
 }
 
 func TestEventsArriveOnceInOrderAfterTheBusWasAway(t *testing.T) {

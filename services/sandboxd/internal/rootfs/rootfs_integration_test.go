@@ -16,16 +16,16 @@ import (
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"go.opentelemetry.io/otel/trace/noop"
-	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestRootfs(t *testing.T) {
 	for _, snapshotter := range []string{storage.Overlay, storage.Native} {

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -19,14 +20,27 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
-func newManager(t *testing.T, dir string) (*Manager, *testkit.Buffer) {
+// patient are time limits that only a shim that does not answer at all meets.
+func patient() Timeouts {
+	const p = testkit.Patience
+	return Timeouts{Start: p, Connect: p, Load: p, Cleanup: p, Shutdown: 2 * time.Second}
+}
+
+// shortConnect is for shims that cannot be connected to, which is tried as long as it may take.
+func shortConnect(l *Timeouts) { l.Connect = time.Second }
+
+func newManager(t *testing.T, dir string, change ...func(*Timeouts)) (*Manager, *testkit.Buffer) {
 	t.Helper()
 	log := &testkit.Buffer{}
+	limits := patient()
+	for _, c := range change {
+		c(&limits)
+	}
 	m, err := New(t.Context(), Config{
 		Dir:          filepath.Join(dir, "shims"),
 		SocketDir:    filepath.Join(dir, "s"),
 		EventsSocket: filepath.Join(dir, "events.sock"),
-		Timeouts:     Timeouts{Start: 2 * time.Second, Connect: time.Second, Load: time.Second, Cleanup: 2 * time.Second, Shutdown: time.Second},
+		Timeouts:     limits,
 	}, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -64,30 +78,35 @@ func TestBadShims(t *testing.T) {
 		handler pod.Handler
 		is      func(error) bool
 		says    string
+		limits  func(*Timeouts)
 	}{
-		{"missing", pod.Handler{RuntimeType: "x.y.v1", ShimPath: filepath.Join(dir, "missing")}, errdefs.IsFailedPrecondition, "no such file"},
-		{"not in path", pod.Handler{RuntimeType: "io.containerd.nowhere.v1"}, errdefs.IsFailedPrecondition, "containerd-shim-nowhere-v1"},
-		{"bad type", pod.Handler{RuntimeType: "nowhere"}, errdefs.IsInvalidArgument, "nowhere"},
-		{"not executable", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notExecutable}, errdefs.IsFailedPrecondition, "permission denied"},
-		{"not a binary", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notBinary}, errdefs.IsFailedPrecondition, "exec format"},
-		{"exit 1", shimtest.Fake(t, dir, "exit1", ""), errdefs.IsInternal, "no hypervisor found"},
-		{"garbage", shimtest.Fake(t, dir, "garbage", ""), errdefs.IsInternal, "too long"},
-		{"empty", shimtest.Fake(t, dir, "empty", ""), errdefs.IsInternal, "no address"},
-		{"hangs", shimtest.Fake(t, dir, "hang", ""), errdefs.IsUnavailable, "no answer within"},
-		{"nobody listens", shimtest.Fake(t, dir, "nobody", ""), errdefs.IsUnavailable, "no connection within"},
-		{"mute", shimtest.Fake(t, dir, "mute", ""), errdefs.IsUnavailable, "no connection within"},
-		{"dies before it answers", shimtest.Fake(t, dir, "killed", ""), errdefs.IsInternal, "killed"},
-		{"address of another kind", shimtest.Fake(t, dir, "vsock", ""), errdefs.IsNotImplemented, "vsock"},
-		{"address that is a file", shimtest.Fake(t, dir, "file", ""), errdefs.IsUnavailable, "nobody listens"},
-		{"address of something else", shimtest.Fake(t, dir, "liar", ""), errdefs.IsUnavailable, "fake.sock"},
+		{"missing", pod.Handler{RuntimeType: "x.y.v1", ShimPath: filepath.Join(dir, "missing")}, errdefs.IsFailedPrecondition, "no such file", nil},
+		{"not in path", pod.Handler{RuntimeType: "io.containerd.nowhere.v1"}, errdefs.IsFailedPrecondition, "containerd-shim-nowhere-v1", nil},
+		{"bad type", pod.Handler{RuntimeType: "nowhere"}, errdefs.IsInvalidArgument, "nowhere", nil},
+		{"not executable", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notExecutable}, errdefs.IsFailedPrecondition, "permission denied", nil},
+		{"not a binary", pod.Handler{RuntimeType: "x.y.v1", ShimPath: notBinary}, errdefs.IsFailedPrecondition, "exec format", nil},
+		{"exit 1", shimtest.Fake(t, dir, "exit1", ""), errdefs.IsInternal, "no hypervisor found", nil},
+		{"garbage", shimtest.Fake(t, dir, "garbage", ""), errdefs.IsInternal, "too long", nil},
+		{"empty", shimtest.Fake(t, dir, "empty", ""), errdefs.IsInternal, "no address", nil},
+		{"hangs", shimtest.Fake(t, dir, "hang", ""), errdefs.IsUnavailable, "no answer within", func(l *Timeouts) { l.Start = time.Second }},
+		{"nobody listens", shimtest.Fake(t, dir, "nobody", ""), errdefs.IsUnavailable, "no connection within", shortConnect},
+		{"mute", shimtest.Fake(t, dir, "mute", ""), errdefs.IsUnavailable, "no connection within", shortConnect},
+		{"dies before it answers", shimtest.Fake(t, dir, "killed", ""), errdefs.IsInternal, "killed", nil},
+		{"address of another kind", shimtest.Fake(t, dir, "vsock", ""), errdefs.IsNotImplemented, "vsock", nil},
+		{"address that is a file", shimtest.Fake(t, dir, "file", ""), errdefs.IsUnavailable, "nobody listens", shortConnect},
+		{"address of something else", shimtest.Fake(t, dir, "liar", ""), errdefs.IsUnavailable, "fake.sock", shortConnect},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			m := m
+			if tc.limits != nil {
+				m, _ = newManager(t, dir, tc.limits)
+			}
 			began := time.Now()
 			i, err := startFake(t, m, tc.handler)
 			if !tc.is(err) || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("error %v", err)
 			}
-			if d := time.Since(began); d > 8*time.Second {
+			if d := time.Since(began); d >= testkit.Patience {
 				t.Errorf("took %s", d)
 			}
 			if i == nil {
@@ -104,7 +123,7 @@ func TestBadShims(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(dir, "shims")); len(left) > 0 {
 		t.Errorf("bundles left: %v", left)
 	}
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if left, _ := os.ReadDir(filepath.Join(dir, "s")); len(left) > 0 {
 			return fmt.Errorf("sockets left: %v", left)
 		}
@@ -159,15 +178,14 @@ func TestAnswersOfAllKinds(t *testing.T) {
 func TestShimThatDies(t *testing.T) {
 	dir := shimtest.Dir(t)
 	m, _ := newManager(t, dir)
-	i, err := startFake(t, m, shimtest.Fake(t, dir, "dies", ""))
+	i, err := startFake(t, m, shimtest.Fake(t, dir, "proto", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case <-i.Ended():
-	case <-time.After(10 * time.Second):
-		t.Fatal("death not seen")
+	if err := killPID(int(i.Status().Pid)); err != nil {
+		t.Fatal(err)
 	}
+	testkit.Receive(t, i.Ended())
 	if st := i.Status(); st.Alive || !st.Ended || st.DiedAt.IsZero() {
 		t.Errorf("status %+v", st)
 	}
@@ -330,13 +348,13 @@ func TestReloadMuteShim(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	m2, _ := newManager(t, dir)
+	m2, _ := newManager(t, dir, func(l *Timeouts) { l.Load = 3 * time.Second })
 	began := time.Now()
 	loaded, err := m2.Reload(t.Context(), nil)
 	if err != nil || len(loaded) != 2 {
 		t.Fatalf("%+v, %v", loaded, err)
 	}
-	if d := time.Since(began); d > 3*time.Second {
+	if d := time.Since(began); d > 20*time.Second {
 		t.Errorf("took %s", d)
 	}
 	for _, l := range loaded {
@@ -366,14 +384,18 @@ func TestReloadMuteShim(t *testing.T) {
 func TestShutdownDuringStart(t *testing.T) {
 	dir := shimtest.Dir(t)
 	m, _ := newManager(t, dir)
-	m.cfg.Timeouts.Start = 30 * time.Second
 	i, err := m.Create(t.Context(), Spec{SandboxID: shimtest.ID(), Handler: shimtest.Fake(t, dir, "hang", ""), Config: []byte("{}")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	started := make(chan error, 1)
 	go func() { started <- i.Start(t.Context()) }()
-	time.Sleep(200 * time.Millisecond)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if len(processesOf(filepath.Join(dir, "fakeshim"))) == 0 {
+			return errors.New("the shim does not run yet")
+		}
+		return nil
+	})
 	if err := m.Shutdown(t.Context(), i.ID()); err != nil {
 		t.Error(err)
 	}

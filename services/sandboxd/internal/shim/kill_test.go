@@ -28,7 +28,7 @@ func control(t *testing.T, id string) (enter func(pid int)) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		testkit.Eventually(t, 5*time.Second, func() error { return os.Remove(dir) })
+		testkit.Eventually(t, testkit.Patience, func() error { return os.Remove(dir) })
 		_ = os.Remove(filepath.Dir(dir))
 	})
 	return func(pid int) {
@@ -93,7 +93,7 @@ func TestKillAllTellsTheEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 			defer cancel()
 			err = i.KillAll(ctx, id)
 			<-strayEnded // in any case what is in the group ends

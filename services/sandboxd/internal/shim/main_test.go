@@ -3,9 +3,8 @@ package shim
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(shimtest.Cleanup)) }
+func TestMain(m *testing.M) { testkit.Main(shimtest.Tests{M: m}) }

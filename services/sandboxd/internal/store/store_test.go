@@ -9,12 +9,12 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
-	"go.uber.org/goleak"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func open(t *testing.T, path string) *Store {
 	t.Helper()

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/api/image"
@@ -25,7 +24,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 type silent struct{}
 
@@ -69,14 +68,14 @@ func newBench(t *testing.T) *bench {
 	tel, _ := testkit.Telemetry(t)
 	log := slog.New(slog.DiscardHandler)
 	stand := backendtest.NewSandboxd(&backendtest.Journal{})
-	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, stand.Registrations()...), time.Second)
-	session := backend.NewSession(sandboxd.Node, 5*time.Second, log)
+	sandboxd := backend.NewSandboxd(testkit.GRPC(t, tel, stand.Registrations()...), testkit.Patience)
+	session := backend.NewSession(sandboxd.Node, testkit.Patience, log)
 	ops := operation.New(log, silent{})
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = session.Run(ctx) })
 	t.Cleanup(func() {
-		if err := ops.Close(context.Background(), time.Second); err != nil {
+		if err := ops.Close(context.Background(), testkit.Patience); err != nil {
 			t.Error(err)
 		}
 		cancel()
@@ -84,7 +83,7 @@ func newBench(t *testing.T) *bench {
 	})
 	sequences := sequence.New(sequence.Parts{
 		Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers, Node: sandboxd.Node, Session: session,
-		Hub: backend.NoHub{}, Operations: ops, Limits: sequence.Limits{Work: time.Minute, Undo: time.Second}, Log: log,
+		Hub: backend.NoHub{}, Operations: ops, Limits: sequence.Limits{Work: time.Minute, Undo: testkit.Patience}, Log: log,
 	})
 	conn := testkit.GRPC(t, tel, rpc.Service(&criv1.RuntimeService_ServiceDesc, runtime.New(runtime.Parts{
 		Version: "1.2.3", Sequences: sequences, Sandboxes: sandboxd.Sandboxes, Containers: sandboxd.Containers,

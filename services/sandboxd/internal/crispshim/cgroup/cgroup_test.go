@@ -4,18 +4,18 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	statsv1 "github.com/containerd/cgroups/v3/cgroup1/stats"
 	statsv2 "github.com/containerd/cgroups/v3/cgroup2/stats"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/moby/sys/mountinfo"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // folder makes a folder with files.
 func folder(t *testing.T, files map[string]string) string {
@@ -138,13 +138,8 @@ func TestWatchV2(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "memory.events"), []byte("oom_kill 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case n := <-kills:
-		if n != 2 {
-			t.Errorf("%d kills", n)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("not told")
+	if n := testkit.Receive(t, kills); n != 2 {
+		t.Errorf("%d kills", n)
 	}
 	w.Close()
 	if _, err := (Group{}).WatchOOM(nil); err == nil {

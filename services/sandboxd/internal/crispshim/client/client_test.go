@@ -15,16 +15,16 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/attach"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // process stands for a process with its ends of the streams.
 type process struct {
@@ -117,7 +117,7 @@ func TestAttachAndDrain(t *testing.T) {
 	fmt.Fprintf(p.stdout, "out\n%s", strings.Repeat("y", 70))
 	fmt.Fprint(p.stderr, "err\n")
 	p.exit()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	if err := o.Drain(ctx, "c"); err != nil {
 		t.Error(err)
@@ -168,16 +168,28 @@ func TestClientsGo(t *testing.T) {
 func TestSlowClient(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	o, p := setup(t, port.IOSpec{LogPath: path})
-	blocked := make(chan struct{})
+	client := blockingWriter{entered: make(chan struct{}), released: make(chan struct{})}
 	done := make(chan error, 1)
-	go func() { done <- o.Attach(t.Context(), "c", pod.Streams{Stdout: blockingWriter(blocked)}) }()
-	time.Sleep(100 * time.Millisecond)
-	line := strings.Repeat("z", 63) + "\n"
-	const lines = 1 << 16
-	for range lines {
-		if _, err := io.WriteString(p.stdout, line); err != nil {
+	go func() { done <- o.Attach(t.Context(), "c", pod.Streams{Stdout: client}) }()
+	lines := 0
+	write := func() {
+		if _, err := io.WriteString(p.stdout, strings.Repeat("z", 63)+"\n"); err != nil {
 			t.Fatal(err)
 		}
+		lines++
+	}
+	// It gets what comes after it.
+	testkit.Eventually(t, testkit.Patience, func() error {
+		write()
+		select {
+		case <-client.entered:
+			return nil
+		default:
+			return errors.New("the client gets nothing")
+		}
+	})
+	for range 1 << 16 {
+		write()
 	}
 	p.exit()
 	if err := o.Drain(t.Context(), "c"); err != nil {
@@ -187,16 +199,20 @@ func TestSlowClient(t *testing.T) {
 	if n := bytes.Count(data, []byte("\n")); err != nil || n != lines {
 		t.Errorf("%d of %d lines, %v", n, lines, err)
 	}
-	close(blocked)
+	close(client.released)
 	if err := <-done; !errdefs.IsResourceExhausted(err) {
 		t.Errorf("slow client: %v", err)
 	}
 }
 
-// blockingWriter blocks until it is closed.
-type blockingWriter chan struct{}
+// blockingWriter blocks from its first write on until it is released.
+type blockingWriter struct{ entered, released chan struct{} }
 
 func (b blockingWriter) Write(p []byte) (int, error) {
-	<-b
+	select {
+	case <-b.released:
+	case b.entered <- struct{}{}:
+		<-b.released
+	}
 	return len(p), nil
 }

@@ -13,12 +13,13 @@ import (
 	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/ttrpc"
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // service takes events and refuses the first ones.
 type service struct {
@@ -60,7 +61,7 @@ func TestEventsWaitForTheRuntime(t *testing.T) {
 		defer close(served)
 		_ = server.Serve(ctx, l)
 	}()
-	flush, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	flush, stop := context.WithTimeout(t.Context(), testkit.Patience)
 	defer stop()
 	p.Flush(flush)
 	cancel()

@@ -13,10 +13,12 @@ import (
 	"github.com/containerd/errdefs"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/signal.loop"))
+	testkit.Main(m, goleak.IgnoreTopFunction("os/signal.loop"))
 }
 
 // start runs a reaper for a test.
@@ -39,17 +41,6 @@ func start(t *testing.T) *Reaper {
 	return r
 }
 
-func receive(t *testing.T, ends <-chan Exit) Exit {
-	t.Helper()
-	select {
-	case e := <-ends:
-		return e
-	case <-time.After(10 * time.Second):
-		t.Fatal("end was not told")
-		return Exit{}
-	}
-}
-
 func TestEndsAreTold(t *testing.T) {
 	r := start(t)
 	for _, tc := range []struct {
@@ -64,7 +55,7 @@ func TestEndsAreTold(t *testing.T) {
 		ends := make(chan Exit, 1)
 		h.Claim(cmd.Process.Pid, func(e Exit) { ends <- e })
 		h.Release()
-		if e := receive(t, ends); e.Status != tc.status || e.Pid != cmd.Process.Pid || e.At.IsZero() {
+		if e := testkit.Receive(t, ends); e.Status != tc.status || e.Pid != cmd.Process.Pid || e.At.IsZero() {
 			t.Errorf("%s: %+v", tc.script, e)
 		}
 		_ = cmd.Process.Release()
@@ -86,7 +77,7 @@ func TestEarlyEnd(t *testing.T) {
 	}
 	ends := make(chan Exit, 1)
 	c := h.Claim(pid, func(e Exit) { ends <- e })
-	if e := receive(t, ends); e.Status != 5 {
+	if e := testkit.Receive(t, ends); e.Status != 5 {
 		t.Errorf("%+v", e)
 	}
 	if err := c.Signal(unix.SIGKILL); !errdefs.IsNotFound(err) {

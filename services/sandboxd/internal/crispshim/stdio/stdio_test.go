@@ -17,13 +17,13 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crilog"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func open(t *testing.T, cfg Config) *Streams {
 	t.Helper()
@@ -61,7 +61,7 @@ func run(t *testing.T, s *Streams, script string) (wait func()) {
 
 func drained(t *testing.T, s *Streams) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	if err := s.Wait(ctx); err != nil {
 		t.Errorf("output does not end: %v", err)
@@ -195,10 +195,9 @@ func TestLogAndClientsInput(t *testing.T) {
 func TestInputOfAProcessThatDoesNotRead(t *testing.T) {
 	s := open(t, Config{Stdin: StdinName(false), Stdout: LogName(crilog.Place{}, 0)})
 	wait := run(t, s, "sleep 1.5")
-	began := time.Now()
 	err := s.WriteStdin(bytes.Repeat([]byte("x"), 1<<20), func() bool { return false })
-	if !errdefs.IsFailedPrecondition(err) || time.Since(began) > 10*time.Second {
-		t.Errorf("%v after %s", err, time.Since(began))
+	if !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
 	}
 	wait()
 }

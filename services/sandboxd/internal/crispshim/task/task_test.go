@@ -48,7 +48,7 @@ func start(t *testing.T, p *task.Process) {
 
 func wait(t *testing.T, p *task.Process, want int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	if e, err := p.Wait(ctx); err != nil || e.Status != want {
 		t.Errorf("ended with %+v, %v, want %d", e, err, want)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 )
 
@@ -105,7 +106,7 @@ func TestBadMirrors(t *testing.T) {
 			if _, err := fetchAll(t, cfg, "example.test/app:1", Credentials{}); err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(start); took > 6*time.Second {
+			if took := time.Since(start); took > testkit.Patience {
 				t.Errorf("took %v", took)
 			}
 			if seen := len(mirror.Requests("/")); seen == 0 || seen > 150 {

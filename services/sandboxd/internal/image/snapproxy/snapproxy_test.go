@@ -15,11 +15,12 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // slow answers what it is asked about "slow" only when its caller has left.
 type slow struct{ snapshots.Snapshotter }

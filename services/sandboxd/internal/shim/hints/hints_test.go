@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
 	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
@@ -15,11 +14,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
 	"github.com/containerd/typeurl/v2"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestForward(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ch")
@@ -78,13 +78,8 @@ func TestForward(t *testing.T) {
 				t.Errorf("forward %v: %v", env, err)
 			}
 		}
-		select {
-		case hint := <-got:
-			if hint != "/tasks/oom "+id {
-				t.Errorf("hint %q", hint)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatal("no hint")
+		if hint := testkit.Receive(t, got); hint != "/tasks/oom "+id {
+			t.Errorf("hint %q", hint)
 		}
 		if err := client.Close(); err != nil {
 			t.Error(err)

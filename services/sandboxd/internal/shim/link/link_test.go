@@ -15,15 +15,16 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // service answers Kill by the signal: with an error of its kind, or never.
 type service struct{}
@@ -130,11 +131,7 @@ func TestCalls(t *testing.T) {
 			go func() { waiting <- kill(context.WithoutCancel(t.Context()), 99) }()
 			time.Sleep(20 * time.Millisecond)
 			stop()
-			select {
-			case <-c.Closed():
-			case <-time.After(5 * time.Second):
-				t.Fatal("loss not seen")
-			}
+			testkit.Receive(t, c.Closed())
 			if err := <-waiting; !errdefs.IsUnavailable(err) {
 				t.Errorf("call that waited: %v", err)
 			}

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
@@ -41,7 +40,7 @@ func TestProgramIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	shimtest.StartIn(t, dir, "/bin/sh", "-c", "sleep 1000; true")
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if pids := In(dir); len(pids) != 2 {
 			return fmt.Errorf("processes %v, want the shell and its child", pids)
 		}
@@ -53,7 +52,7 @@ func TestProgramIn(t *testing.T) {
 	for _, pid := range In(dir) {
 		killIfIn(pid, dir)
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if pids := In(dir); len(pids) > 0 {
 			return fmt.Errorf("processes %v are left", pids)
 		}
@@ -61,7 +60,7 @@ func TestProgramIn(t *testing.T) {
 	})
 
 	shimtest.StartIn(t, dir, copied, "1000")
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if got := ProgramIn(dir); got != copied {
 			return fmt.Errorf("program %q, want %q", got, copied)
 		}

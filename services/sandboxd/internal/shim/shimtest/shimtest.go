@@ -344,14 +344,18 @@ func compile(pkg, name, cgo string, flags ...string) (string, error) {
 	return binary, nil
 }
 
-// Cleanup removes the programs that were built and ends the test program.
-func Cleanup(code int) {
+// Tests are tests of a package after which the programs that were built for them are removed.
+type Tests struct{ *testing.M }
+
+// Run implements goleak.TestingM.
+func (t Tests) Run() int {
+	code := t.M.Run()
 	built.mu.Lock()
+	defer built.mu.Unlock()
 	for _, dir := range built.dirs {
 		_ = os.RemoveAll(dir)
 	}
-	built.mu.Unlock()
-	os.Exit(code)
+	return code
 }
 
 // StartIn starts a program that waits, in a folder, and collects it when it ends.

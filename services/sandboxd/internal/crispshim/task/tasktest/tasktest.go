@@ -185,7 +185,7 @@ func (n *Node) Eventually(what string, ok func() bool) {
 	n.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for range 1000 {
+	for range 12000 {
 		if ok() {
 			return
 		}

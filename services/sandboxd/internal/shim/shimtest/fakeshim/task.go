@@ -76,9 +76,6 @@ func (t *task) Create(_ context.Context, r *taskv3.CreateTaskRequest) (*taskv3.C
 	t.mu.Lock()
 	t.containers[r.GetID()] = c
 	t.mu.Unlock()
-	if t.mode == "dies-created" {
-		time.AfterFunc(50*time.Millisecond, func() { os.Exit(3) })
-	}
 	return &taskv3.CreateTaskResponse{Pid: uint32(c.cmd.Process.Pid)}, nil
 }
 
