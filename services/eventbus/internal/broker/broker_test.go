@@ -6,21 +6,21 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	natsd "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"go.uber.org/goleak"
 
 	"github.com/crisp-cri/crisp/services/eventbus/internal/access"
 	"github.com/crisp-cri/crisp/services/eventbus/internal/broker"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // start runs a broker until the test ends and returns it with the folder of its keys.
 func start(t *testing.T, change func(c *broker.Config)) (*broker.Broker, access.Config) {
@@ -78,7 +78,7 @@ func TestTLSWantsCertificateAndKey(t *testing.T) {
 		"no client certificate":    {[]nats.Option{identity, nats.RootCAs(cert)}, false},
 		"the authority is another": {[]nats.Option{identity, nats.ClientCert(cert, key)}, false},
 	} {
-		nc, err := nats.Connect("tls://"+addr, tc.opts...)
+		nc, err := nats.Connect("tls://"+addr, append(tc.opts, nats.Timeout(testkit.Patience))...)
 		if (err == nil) != tc.ok {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -107,7 +107,7 @@ func TestLeafNodeJoinsACluster(t *testing.T) {
 		hub.Shutdown()
 		hub.WaitForShutdown()
 	}()
-	const limit = 10 * time.Second
+	const limit = testkit.Patience
 	if !hub.ReadyForConnections(limit) {
 		t.Fatal("the hub does not start")
 	}
@@ -146,5 +146,30 @@ func TestBrokenStoreIsReported(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "not a directory") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A machine that is busy does not make a broker that works look as if it did not.
+func TestReadyOnABusyMachine(t *testing.T) {
+	b, _ := start(t, func(*broker.Config) {})
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	for range 4 * runtime.GOMAXPROCS(0) {
+		busy.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	defer busy.Wait()
+	defer close(stop)
+	for i := range 100000 {
+		if err := b.Ready(t.Context()); err != nil {
+			t.Fatalf("check %d: %v", i, err)
+		}
 	}
 }
