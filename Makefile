@@ -32,6 +32,10 @@ SAME_FLAGS   := CGO_ENABLED=0 GOFLAGS=-trimpath
 GO_BUILD     := CGO_ENABLED=0 go build -trimpath $(VCS) -ldflags '-s -w'
 GO_TEST      := $(SAME_FLAGS) go test
 GO_TEST_RACE := go test -race
+# A busy machine has a part in what tests find: up to three that fail are run once more, each outcome
+# is printed, and one that fails twice fails the run, as more of them, a data race and a panic do at
+# once. The linter has vetted the code.
+GOTESTSUM    := gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3
 TEST_FLAGS   ?=
 E2E_TIMEOUT  ?= 40m
 # Runtime handlers of the conformance tests, the default one first.
@@ -165,8 +169,8 @@ clean: ## Remove everything that was built
 test: test-unit test-run test-e2e ## Run all tests: unit tests, `make run`, then end-to-end tests (root)
 
 .PHONY: test-unit
-test-unit: system ## Run the unit tests of all modules under the race detector
-	$(GO_TEST_RACE) -timeout 10m $(TEST_FLAGS) work
+test-unit: system $(BIN)/gotestsum ## Run the unit tests of all modules under the race detector
+	$(GOTESTSUM) --rerun-fails-abort-on-data-race --packages work -- -race -vet=off -timeout 10m $(TEST_FLAGS)
 
 .PHONY: test-race
 test-race: system ## Run the unit tests three times over under the race detector
@@ -176,10 +180,8 @@ test-race: system ## Run the unit tests three times over under the race detector
 test-e2e: system build parts $(BIN)/containerd/ctr $(BIN)/gotestsum ## Run the tests that start real processes, runc and CNI plugins (root)
 	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
 	@deploy/run/install.sh --test
-	@# Chance has a part in these tests: what fails is run once more, and both outcomes are printed.
-	$(SAME_FLAGS) CRISP_TEST_ALL=1 gotestsum --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 \
-		--packages '$(addprefix ./,$(call integration_packages,services tests))' -- \
-		-tags integration -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
+	$(SAME_FLAGS) CRISP_TEST_ALL=1 $(GOTESTSUM) --packages '$(addprefix ./,$(call integration_packages,services tests))' -- \
+		-tags integration -vet=off -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: test-run
 test-run: system build parts ## Run `make run` in namespaces of its own, end it in three ways, look for what is left (root)

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -42,26 +43,22 @@ func Receive[T any](tb testing.TB, c <-chan T) T {
 	}
 }
 
-// Main runs the tests of a package, and fails it if goroutines of theirs do not end. They get
-// Patience to end in; goleak alone gives them less than half a second.
+// Main runs the tests of a package, gives their goroutines Patience to end in, and panics if some do
+// not. goleak alone gives them less than half a second; and a failure that is no test's must not be
+// one that goes away when tests are run once more.
 func Main(m goleak.TestingM, ignored ...goleak.Option) {
-	goleak.VerifyTestMain(settled{m, ignored}, ignored...)
-}
-
-// settled are tests that return when no goroutine of theirs is left or patience is at its end.
-type settled struct {
-	goleak.TestingM
-
-	ignored []goleak.Option
-}
-
-// Run implements goleak.TestingM.
-func (s settled) Run() int {
-	code := s.TestingM.Run()
-	for deadline := time.Now().Add(Patience); code == 0 && time.Now().Before(deadline); {
-		if goleak.Find(s.ignored...) == nil {
-			break
+	code := m.Run()
+	if code != 0 {
+		os.Exit(code)
+	}
+	deadline := time.Now().Add(Patience)
+	for {
+		left := goleak.Find(ignored...)
+		if left == nil {
+			os.Exit(0)
+		}
+		if time.Now().After(deadline) {
+			panic(left)
 		}
 	}
-	return code
 }
