@@ -2,7 +2,6 @@ package streaming
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -42,10 +41,7 @@ func NewTLS(files TLSFiles, log *slog.Logger) (*tls.Config, error) {
 	}
 	r := &tlsReloader{files: files, log: log}
 	r.current.Store(&tlsState{pem: first, config: config})
-	return &tls.Config{
-		MinVersion:         files.MinVersion,
-		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return r.config(hello.Context()), nil },
-	}, nil
+	return &tls.Config{MinVersion: files.MinVersion, GetConfigForClient: r.forClient}, nil
 }
 
 // tlsReloader keeps the configuration in step with the files.
@@ -63,12 +59,12 @@ type tlsState struct {
 	problem string
 }
 
-// config returns the configuration for a new connection.
-func (r *tlsReloader) config(ctx context.Context) *tls.Config {
-	last := r.current.Load()
+// forClient returns the configuration for a new connection. There always is one.
+func (r *tlsReloader) forClient(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	ctx, last := hello.Context(), r.current.Load()
 	next := r.next(last)
 	if next == last {
-		return last.config
+		return last.config, nil
 	}
 	// If another handshake was quicker, its state stays; the next one looks again.
 	if r.current.CompareAndSwap(last, next) {
@@ -79,7 +75,7 @@ func (r *tlsReloader) config(ctx context.Context) *tls.Config {
 			r.log.InfoContext(ctx, "certificates of the streaming server reloaded")
 		}
 	}
-	return next.config
+	return next.config, nil
 }
 
 // next is last if nothing has changed.

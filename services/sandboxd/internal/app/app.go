@@ -202,7 +202,9 @@ func (a *App) buildEngine(ctx context.Context) error {
 		Dir: filepath.Join(cfg.State, "io"), MaxLineSize: cfg.Logs.MaxLineSize.Int(),
 		StdinClosed: func(ctx context.Context, id string) { a.engine.Exec.CloseStdin(ctx, id) },
 	}, tel.Log), cfg.Logs.MaxLineSize.Int())
-	a.images = image.New(imageConfig(cfg, a.imageChanged), a.storage, tel.Log, tel.Tracer,
+	images := imageConfig(cfg, a.imageChanged)
+	images.Metrics = image.NewMetrics(tel.Registry)
+	a.images = image.New(images, a.storage, tel.Log, tel.Tracer,
 		func(ctx context.Context, id string) []string { return a.engine.Views.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{
 		Handler: func(name string) (pod.Handler, error) { return a.handlers.Load().Find(name) },
@@ -224,7 +226,6 @@ func (a *App) buildEngine(ctx context.Context) error {
 func (a *App) imageChanged(ctx context.Context, topic string, event any) {
 	switch m := event.(type) {
 	case *eventv1.ImageProgress:
-		a.metrics.pulled(m)
 		if a.passing != nil {
 			a.passing.Tell(ctx, pod.Namespace, topic, "progress-"+rand.Text(), m)
 		}

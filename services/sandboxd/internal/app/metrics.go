@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -17,8 +16,6 @@ import (
 type metrics struct {
 	networkSeconds  *prometheus.HistogramVec
 	networkFailures *prometheus.CounterVec
-	pulls           *prometheus.CounterVec
-	pullBytes       prometheus.Counter
 	ends            *prometheus.CounterVec
 }
 
@@ -32,12 +29,6 @@ func newMetrics(tel *telemetry.Telemetry) *metrics {
 		networkFailures: telemetry.Register(tel, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_sandboxd_network_operation_failures_total", Help: "Times that attaching or detaching a pod failed.",
 		}, operation)),
-		pulls: telemetry.Register(tel, prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "crisp_sandboxd_image_pulls_total", Help: "Pulls that ended, by result. Requests that joined a pull are one with it.",
-		}, []string{"result"})),
-		pullBytes: telemetry.Register(tel, prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "crisp_sandboxd_image_pull_bytes_total", Help: "Compressed bytes of the images that pulls brought, with layers that were there before.",
-		})),
 		ends: telemetry.Register(tel, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_sandboxd_container_ends_total", Help: "Containers that ended, by the reason that CRI shows.",
 		}, []string{"reason"})),
@@ -46,18 +37,6 @@ func newMetrics(tel *telemetry.Telemetry) *metrics {
 
 // ended counts the end of a container.
 func (m *metrics) ended(reason string) { m.ends.WithLabelValues(reason).Inc() }
-
-// pulled counts a pull that has ended.
-func (m *metrics) pulled(e *eventv1.ImageProgress) {
-	switch e.GetState() {
-	case eventv1.PullState_PULL_STATE_DONE:
-		m.pulls.WithLabelValues("done").Inc()
-		m.pullBytes.Add(float64(e.GetBytesTotal()))
-	case eventv1.PullState_PULL_STATE_FAILED:
-		m.pulls.WithLabelValues("failed").Inc()
-	default: // goes on
-	}
-}
 
 // meteredNetwork measures the operations of a network.
 type meteredNetwork struct {

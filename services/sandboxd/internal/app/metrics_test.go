@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
@@ -32,13 +31,6 @@ func TestMetrics(t *testing.T) {
 	}
 	m := newMetrics(tel)
 	m.ended(pod.ReasonOOMKilled)
-	for _, e := range []*eventv1.ImageProgress{
-		{State: eventv1.PullState_PULL_STATE_RUNNING, BytesTotal: 5},
-		{State: eventv1.PullState_PULL_STATE_DONE, BytesTotal: 7},
-		{State: eventv1.PullState_PULL_STATE_FAILED, BytesTotal: 9},
-	} {
-		m.pulled(e)
-	}
 	n := meteredNetwork{Network: halfNetwork{}, metrics: m}
 	if _, err := n.Attach(t.Context(), pod.NetworkRequest{}); err != nil {
 		t.Fatal(err)
@@ -62,9 +54,6 @@ func TestMetrics(t *testing.T) {
 	}
 	want := map[string]float64{
 		"crisp_sandboxd_container_ends_total OOMKilled":            1,
-		"crisp_sandboxd_image_pulls_total done":                    1,
-		"crisp_sandboxd_image_pulls_total failed":                  1,
-		"crisp_sandboxd_image_pull_bytes_total":                    7,
 		"crisp_sandboxd_network_operation_duration_seconds attach": 1,
 		"crisp_sandboxd_network_operation_duration_seconds detach": 1,
 		"crisp_sandboxd_network_operation_failures_total detach":   1,

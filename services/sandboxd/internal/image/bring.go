@@ -239,7 +239,8 @@ func (s *Service) fetch(ctx context.Context, b bringing, desc ocispec.Descriptor
 	if images.IsConfigType(desc.MediaType) {
 		whole = s.st.BlobIntact
 	}
-	if !whole(ctx, desc) {
+	there := whole(ctx, desc)
+	if !there {
 		if err := s.st.Discard(ctx, desc.Digest); err != nil {
 			return err
 		}
@@ -247,7 +248,7 @@ func (s *Service) fetch(ctx context.Context, b bringing, desc ocispec.Descriptor
 	if err := b.session.Blob(ctx, s.st.Content(), desc); err != nil {
 		return err
 	}
-	b.steps.arrived(desc)
+	b.steps.arrived(desc, !there)
 	return nil
 }
 

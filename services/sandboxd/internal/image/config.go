@@ -34,6 +34,8 @@ type Config struct {
 	PinnedImages []string
 	// Snapshotters names the snapshotter of runtime handlers that do not use the default.
 	Snapshotters map[string]string
+	// Metrics, if set, are told of pulls.
+	Metrics *Metrics
 	// UserAgent is sent to registries; empty means containerd's.
 	UserAgent string
 	// OnChange, if set, is told of every image name that was made, changed or removed, with

@@ -44,12 +44,13 @@ type progress struct {
 	blobs    []ocispec.Descriptor // the configuration, then the layers
 	layers   int
 	fetched  map[digest.Digest]bool
+	brought  map[digest.Digest]bool // those of fetched that were not there before
 	unpacked int
 	last     *eventv1.ImageProgress
 }
 
 func (s *Service) newProgress(name reference.Named) *progress {
-	return &progress{s: s, image: name.String(), id: rand.Text(), stop: func() {}, fetched: make(map[digest.Digest]bool)}
+	return &progress{s: s, image: name.String(), id: rand.Text(), stop: func() {}, fetched: make(map[digest.Digest]bool), brought: make(map[digest.Digest]bool)}
 }
 
 // begin tells of the pull now and then, once its manifest is known. It is called once.
@@ -89,11 +90,12 @@ func (p *progress) end(ctx context.Context, id string, err error) {
 	p.tell(ctx, e)
 }
 
-// arrived says that a blob is on the node.
-func (p *progress) arrived(desc ocispec.Descriptor) {
+// arrived says that a blob is on the node, and whether this pull has brought it.
+func (p *progress) arrived(desc ocispec.Descriptor, brought bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fetched[desc.Digest] = true
+	p.brought[desc.Digest] = p.brought[desc.Digest] || brought
 }
 
 // extracted says that a layer is unpacked. Layers are extracted upwards, so those below it,

@@ -121,7 +121,7 @@ func (s *served) Prepare(ctx context.Context, key, parent string, opts ...snapsh
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Snapshotter.Commit(ctx, "remote-"+key, key, opts...); err != nil {
+	if err := s.Commit(ctx, "remote-"+key, key, opts...); err != nil {
 		return nil, err
 	}
 	return nil, fmt.Errorf("layer is here: %w", errdefs.ErrAlreadyExists)

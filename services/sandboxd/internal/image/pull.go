@@ -95,7 +95,11 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 func (s *Service) pull(ctx context.Context, req request) (id string, err error) {
 	base, conf := ctx, s.conf.Load()
 	steps := s.newProgress(req.name)
-	defer func() { steps.end(base, id, err) }()
+	ended := conf.Metrics.begin(steps)
+	defer func() {
+		steps.end(base, id, err)
+		ended(err)
+	}()
 	ctx, session, err := registry.Open(ctx, registry.Config{
 		HostDirs: conf.HostDirs, AuthFile: conf.AuthFile, ProgressTimeout: conf.ProgressTimeout, UserAgent: conf.UserAgent,
 		MaxConcurrentDownloads: conf.MaxConcurrentDownloads, RangeSize: conf.RangeSize,

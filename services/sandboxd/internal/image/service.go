@@ -53,6 +53,9 @@ func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer,
 	if cfg.MaxConcurrentDownloads <= 0 {
 		cfg.MaxConcurrentDownloads = defaultDownloads
 	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics(nil)
+	}
 	s := &Service{st: st, log: log, tracer: tracer, inUse: inUse, shared: keylock.New()}
 	s.conf.Store(&settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)})
 	return s
@@ -65,11 +68,11 @@ type settings struct {
 	pinned wildcards
 }
 
-// Configure changes the configuration, but for OnChange and UserAgent. Pulls that are under way
+// Configure changes the configuration, but for OnChange, UserAgent and Metrics. Pulls that are under way
 // keep what they began with.
 func (s *Service) Configure(ctx context.Context, cfg Config) error {
 	now := s.conf.Load()
-	cfg.OnChange, cfg.UserAgent = now.OnChange, now.UserAgent
+	cfg.OnChange, cfg.UserAgent, cfg.Metrics = now.OnChange, now.UserAgent, now.Metrics
 	if cfg.MaxConcurrentDownloads <= 0 {
 		cfg.MaxConcurrentDownloads = defaultDownloads
 	}

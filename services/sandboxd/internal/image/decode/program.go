@@ -66,7 +66,7 @@ func start(ctx context.Context, p Program, from diff.StreamProcessor, told []byt
 	r.out = out
 	running, stop := context.WithCancel(ctx)
 	r.stop = stop
-	r.cmd = exec.CommandContext(running, p.Path, p.Args...) //nolint:gosec // the operator's program
+	r.cmd = exec.CommandContext(running, p.Path, p.Args...)
 	r.cmd.Env = append(append(os.Environ(), p.Env...), envMediaType+"="+from.MediaType())
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = &r.in, write, &r.words
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -204,7 +204,7 @@ func (s *source) Read(p []byte) (int, error) {
 	n, err := s.from.Read(p)
 	s.waiting.Store(false)
 	s.count.Add(int64(n))
-	if err != nil && err != io.EOF { //nolint:errorlint // the end of a stream is not wrapped
+	if err != nil && err != io.EOF {
 		s.err = err
 	}
 	return n, err

@@ -8,7 +8,9 @@ package snapproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
@@ -128,27 +130,45 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (usage snapshots.Us
 func (s *Snapshotter) Mounts(ctx context.Context, key string) (mounts []mount.Mount, _ error) {
 	err := s.call(ctx, s.looking, func(ctx context.Context) (err error) {
 		mounts, err = s.next.Mounts(ctx, key)
-		return err
+		return errors.Join(err, s.mountable(mounts))
 	})
 	return mounts, err
 }
 
 // Prepare implements snapshots.Snapshotter.
-func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) (mounts []mount.Mount, _ error) {
-	err := s.call(ctx, s.making, func(ctx context.Context) (err error) {
-		mounts, err = s.next.Prepare(ctx, key, parent, opts...)
-		return err
-	})
-	return mounts, err
+func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.made(ctx, key, func(ctx context.Context) ([]mount.Mount, error) { return s.next.Prepare(ctx, key, parent, opts...) })
 }
 
 // View implements snapshots.Snapshotter.
-func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) (mounts []mount.Mount, _ error) {
+func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.made(ctx, key, func(ctx context.Context) ([]mount.Mount, error) { return s.next.View(ctx, key, parent, opts...) })
+}
+
+// made makes a snapshot, which is removed again if nobody could mount it.
+func (s *Snapshotter) made(ctx context.Context, key string, do func(context.Context) ([]mount.Mount, error)) (mounts []mount.Mount, _ error) {
 	err := s.call(ctx, s.making, func(ctx context.Context) (err error) {
-		mounts, err = s.next.View(ctx, key, parent, opts...)
+		mounts, err = do(ctx)
 		return err
 	})
-	return mounts, err
+	if err != nil {
+		return nil, err
+	}
+	if err := s.mountable(mounts); err != nil {
+		return nil, errors.Join(err, s.Remove(ctx, key))
+	}
+	return mounts, nil
+}
+
+// mountable refuses mounts that neither the kernel nor a helper program makes: those with a
+// slash in their type are instructions for containerd's mount manager.
+func (s *Snapshotter) mountable(mounts []mount.Mount) error {
+	for _, m := range mounts {
+		if strings.Contains(m.Type, "/") {
+			return fmt.Errorf("proxy snapshotter %q at %s: mounts of type %q are not supported: %w", s.name, s.socket, m.Type, errdefs.ErrNotImplemented)
+		}
+	}
+	return nil
 }
 
 // Commit implements snapshots.Snapshotter.

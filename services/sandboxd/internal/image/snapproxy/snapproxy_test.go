@@ -36,12 +36,16 @@ func (s slow) Prepare(ctx context.Context, key, parent string, opts ...snapshots
 	if key == "slow" {
 		<-ctx.Done()
 	}
-	return s.Snapshotter.Prepare(ctx, key, parent, opts...)
+	mounts, err := s.Snapshotter.Prepare(ctx, key, parent, opts...)
+	if key == "odd" && err == nil {
+		mounts[0].Type = "format/overlay"
+	}
+	return mounts, err
 }
 
 func serve(t *testing.T, sn snapshots.Snapshotter, socket string) (stop func()) {
 	t.Helper()
-	lis, err := net.Listen("unix", socket) //nolint:noctx // listens at once
+	lis, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,6 +128,13 @@ func TestSnapshotter(t *testing.T) {
 	}
 	if err := s.Cleanup(ctx); err != nil && !errdefs.IsNotImplemented(err) {
 		t.Error(err)
+	}
+
+	if _, err := s.Prepare(ctx, "odd", ""); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), `"format/overlay"`) {
+		t.Errorf("a snapshot that cannot be mounted: %v", err)
+	}
+	if _, err := backend.Stat(ctx, "odd"); !errdefs.IsNotFound(err) {
+		t.Errorf("it is left: %v", err)
 	}
 
 	_, err = s.Stat(ctx, "slow")
