@@ -15,9 +15,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/gorilla/websocket"
+	"go.uber.org/goleak"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
@@ -79,6 +81,10 @@ func (b *bench) reach(t *testing.T, client *tls.Config) error {
 }
 
 func TestSessionsOverTLS(t *testing.T) {
+	// Closing TLS on a connection that the other side has closed is an error, which the SPDY
+	// library holds for a second.
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() { testkit.Eventually(t, 30*time.Second, func() error { return goleak.Find(before) }) })
 	cert, key := testkit.Certificate(t)
 	server, _ := tlsServer(t, streaming.TLSFiles{Cert: cert, Key: key, MinVersion: tls.VersionTLS12})
 	b := newTLSBench(t, server)
