@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"maps"
 	"net"
 	"path/filepath"
 	"strings"
@@ -46,10 +47,7 @@ func TestProxySnapshotter(t *testing.T) {
 			return
 		}
 		settings.Set("image.proxy_snapshotters.stars", map[string]any{"address": socket, "root": dir})
-		handler := map[string]any{}
-		for key, value := range settings.Get("runtime.handlers.crisp").(map[string]any) {
-			handler[key] = value
-		}
+		handler := maps.Clone(settings.Get("runtime.handlers.crisp").(map[string]any))
 		handler["snapshotter"] = "stars"
 		settings.Set("runtime.handlers.lazy", handler)
 	}})
