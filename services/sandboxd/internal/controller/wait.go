@@ -47,16 +47,9 @@ func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string)
 func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, execID string) (e pod.Exit, again bool, err error) {
 	asked, stop := context.WithCancel(ctx)
 	defer stop()
-	go func() {
-		if !i.AwaitKilled(asked, containerID) {
-			return
-		}
-		select {
-		case <-time.After(killedGrace):
-			stop()
-		case <-asked.Done():
-		}
-	}()
+	// Not by a goroutine that waits: there is one of these calls for each container.
+	forget := i.WhenKilled(containerID, func() { time.AfterFunc(killedGrace, stop) })
+	defer forget()
 	e, again, err = t.ask(asked, i, containerID, execID)
 	if err == nil || ctx.Err() != nil {
 		return e, again, err

@@ -54,25 +54,29 @@ type Instance struct {
 	exits    map[string]pod.Exit // of containers that were cleaned up after a dead shim
 	struck   map[string]bool     // containers whose first process KillAll has sent SIGKILL
 	killed   map[string]pod.Exit // of containers that KillAll ended
-	diedAt   time.Time
-	discards map[string]chan struct{} // of containers that are being discarded; closed at its end
-	changed  chan struct{}            // closed and replaced at each change of the state and of killed
-	abort    context.CancelFunc       // ends a Start
+	// whenKilled are the functions of WhenKilled, by container.
+	whenKilled map[string]map[*byte]func()
+	diedAt     time.Time
+	discards   map[string]chan struct{} // of containers that are being discarded; closed at its end
+	changed    chan struct{}            // closed and replaced at each change of the state
+	abort      context.CancelFunc       // ends a Start
 }
 
 func (m *Manager) newInstance(b bundle.Pod, meta bundle.Meta) *Instance {
 	return &Instance{
-		m:        m,
-		bundle:   b,
-		meta:     meta,
-		log:      m.log.With(slog.String("sandbox_id", b.ID())),
-		busy:     make(chan struct{}, 1),
-		ended:    make(chan struct{}),
-		exits:    map[string]pod.Exit{},
-		struck:   map[string]bool{},
-		killed:   map[string]pod.Exit{},
-		discards: map[string]chan struct{}{},
-		changed:  make(chan struct{}),
+		m:      m,
+		bundle: b,
+		meta:   meta,
+		log:    m.log.With(slog.String("sandbox_id", b.ID())),
+		busy:   make(chan struct{}, 1),
+		ended:  make(chan struct{}),
+		exits:  map[string]pod.Exit{},
+		struck: map[string]bool{},
+		killed: map[string]pod.Exit{},
+
+		whenKilled: map[string]map[*byte]func(){},
+		discards:   map[string]chan struct{}{},
+		changed:    make(chan struct{}),
 	}
 }
 
@@ -136,21 +140,26 @@ func (i *Instance) Killed(containerID string) (pod.Exit, bool) {
 	return e, ok
 }
 
-// AwaitKilled waits until KillAll has ended a container or ctx has ended, and says whether it
-// was the first.
-func (i *Instance) AwaitKilled(ctx context.Context, containerID string) bool {
-	for {
+// WhenKilled calls fn once KillAll has ended a container, at once if it has; forget takes that
+// back. fn must neither block nor use the instance.
+func (i *Instance) WhenKilled(containerID string, fn func()) (forget func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if _, ok := i.killed[containerID]; ok {
+		fn()
+		return func() {}
+	}
+	key := new(byte) // one of its own for each call
+	if i.whenKilled[containerID] == nil {
+		i.whenKilled[containerID] = map[*byte]func(){}
+	}
+	i.whenKilled[containerID][key] = fn
+	return func() {
 		i.mu.Lock()
-		_, killed := i.killed[containerID]
-		changed := i.changed
-		i.mu.Unlock()
-		if killed {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
+		defer i.mu.Unlock()
+		delete(i.whenKilled[containerID], key)
+		if len(i.whenKilled[containerID]) == 0 {
+			delete(i.whenKilled, containerID)
 		}
 	}
 }
@@ -166,7 +175,7 @@ func (i *Instance) noteStruck(containerID string, now bool) bool {
 	return i.struck[containerID]
 }
 
-// noteKilled keeps the exit of a container that KillAll ended and tells everybody who waits.
+// noteKilled keeps the exit of a container that KillAll ended and calls who asked for it.
 // The first one stays.
 func (i *Instance) noteKilled(containerID string, e pod.Exit) {
 	i.mu.Lock()
@@ -175,7 +184,10 @@ func (i *Instance) noteKilled(containerID string, e pod.Exit) {
 		return
 	}
 	i.killed[containerID] = e
-	i.tell()
+	for _, fn := range i.whenKilled[containerID] {
+		fn()
+	}
+	delete(i.whenKilled, containerID)
 }
 
 // isClean says whether what a dead shim left of a container was cleaned up.
@@ -375,11 +387,6 @@ func (i *Instance) set(s state) {
 	if (s == stateDead || s == stateGone) && !wasEnded {
 		close(i.ended)
 	}
-	i.tell()
-}
-
-// tell wakes everybody who waits for a change; mu is held.
-func (i *Instance) tell() {
 	close(i.changed)
 	i.changed = make(chan struct{})
 }

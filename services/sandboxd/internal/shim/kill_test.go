@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,9 +96,16 @@ func TestKillAllTellsTheEnd(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 			defer cancel()
+			var told, gone atomic.Bool
+			forget := i.WhenKilled(id, func() { told.Store(true) })
+			defer forget()
+			i.WhenKilled(id, func() { gone.Store(true) })()
 			err = i.KillAll(ctx, id)
 			<-strayEnded // in any case what is in the group ends
 			e, known := i.Killed(id)
+			if told.Load() == tc.fails {
+				t.Errorf("who asked beforehand was told: %t", told.Load())
+			}
 			if tc.fails != errdefs.IsUnavailable(err) || known == tc.fails {
 				t.Fatalf("%v, exit %+v, known %t", err, e, known)
 			}
@@ -107,8 +115,13 @@ func TestKillAllTellsTheEnd(t *testing.T) {
 			if e.Code != tc.want.Code || e.Unknown != tc.want.Unknown || e.At.IsZero() {
 				t.Errorf("exit %+v, want %+v", e, tc.want)
 			}
-			if !i.AwaitKilled(ctx, id) {
-				t.Error("who waits for the kill is not told")
+			late := false
+			i.WhenKilled(id, func() { late = true })()
+			if !late {
+				t.Error("who asks afterwards is not told")
+			}
+			if gone.Load() {
+				t.Error("who did not want to know any more was told")
 			}
 		})
 	}
