@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
 )
 
+// Status implements criv1.RuntimeServiceServer. A sandboxd that is away makes the node
 // not ready; it is no error.
 func (s *Service) Status(ctx context.Context, req *criv1.StatusRequest) (*criv1.StatusResponse, error) {
 	node, err := s.node.GetStatus(ctx, &nodev1.GetStatusRequest{Verbose: req.GetVerbose()})

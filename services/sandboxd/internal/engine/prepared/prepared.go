@@ -60,7 +60,7 @@ func (k Kind[T]) Undo(ctx context.Context, object T) {
 	work.Undo(ctx, func(ctx context.Context) {
 		err := k.Destroy(ctx, object)
 		if err != nil {
-			k.Log.WarnContext(ctx, "undo of a "+k.Name+" is incomplete", k.attr(object), slog.Any("error", err))
+			k.Log.WarnContext(ctx, "undo of a preparation is incomplete", k.attr(object), slog.Any("error", err))
 			k.Doom(object)
 		}
 	})
@@ -82,7 +82,7 @@ func (k Kind[T]) Abort(ctx context.Context, id string) error {
 		return fmt.Errorf("%s %q is committed: %w", k.Name, id, errdefs.ErrFailedPrecondition)
 	}
 	if _, err := k.Find(id); err != nil {
-		return nil //nolint:nilerr // undone by a call that had its turn before
+		return nil // undone by a call that had its turn before
 	}
 	err = k.Destroy(ctx, object)
 	if err != nil {
