@@ -75,6 +75,7 @@ func sideways() map[string][]string {
 		"sandboxd/network":    {"namespaces"}, // Enters what was pinned.
 		"sandboxd/stats":      {"namespaces"}, // Reads the counters of a pinned namespace.
 		"eventbus/broker":     {"access"},     // The server enforces the permissions.
+		"sandboxd/image":      {"namespaces"}, // Extracts on a thread whose root is the layer.
 		"sandboxd/rootfs":     {"image"},      // Root file systems are snapshots of unpacked images.
 		"sandboxd/app":        {"crispshim"},  // The daemon speaks to its shim's streams.
 	}

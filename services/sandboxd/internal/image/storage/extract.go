@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -12,7 +13,10 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/archive"
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 )
 
 const (
@@ -32,13 +36,34 @@ const (
 // in the archive it stands.
 func extract(ctx context.Context, mounts []mount.Mount, r io.Reader) error {
 	if upper, lower, ok := overlayFolders(mounts); ok {
-		l := newLayer(upper, lower)
-		_, err := archive.Apply(ctx, upper, r, archive.WithParents(lower), archive.WithFilter(l.admit), archive.WithConvertWhiteout(l.convert))
-		return err
+		return extractInto(ctx, upper, lower, r)
 	}
 	return mount.WithTempMount(ctx, mounts, func(root string) error {
-		l := newLayer(root, nil)
-		_, err := archive.Apply(ctx, root, r, archive.WithFilter(l.admit), archive.WithConvertWhiteout(l.convert))
+		return extractInto(ctx, root, nil, r)
+	})
+}
+
+// extractInto writes a layer into a folder, which is the root of the thread that does it:
+// wherever names and links lead, also a link that comes in the place of a folder while that
+// is being written, the kernel keeps them inside.
+func extractInto(ctx context.Context, root string, lower []string, r io.Reader) (err error) {
+	l, err := newLayer(lower)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	return namespaces.OnThread(func() error {
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Chroot(root)
+		}
+		if err == nil {
+			err = unix.Chdir(layerRoot)
+		}
+		if err != nil {
+			return fmt.Errorf("enter the folder %s of a layer: %w", root, err)
+		}
+		_, err = archive.Apply(ctx, layerRoot, r, archive.WithFilter(l.admit), archive.WithConvertWhiteout(l.convert))
 		return err
 	})
 }
@@ -58,22 +83,43 @@ func overlayFolders(mounts []mount.Mount) (upper string, lower []string, ok bool
 	return upper, lower, upper != ""
 }
 
+// layerRoot is the folder of a layer, as its thread sees it.
+const layerRoot = "/"
+
 // layer is a layer that is being extracted.
 type layer struct {
-	root string
-	// lower are the folders of the layers below, in overlayfs's notation; none if the root
-	// is the mounted whole.
-	lower []string
+	// lower are the folders of the layers below, in overlayfs's notation, the topmost first;
+	// none if the root is the mounted whole.
+	lower []*os.File
 	// own are the paths that the layer has itself, with all folders above them.
 	own map[string]bool
 	// hidden are the paths at which it shows nothing, or no folder, of what is below.
 	hidden map[string]bool
 	// opaque are the folders that show nothing of what is below.
 	opaque map[string]bool
+	// adopted are the folders with the attributes that they have below.
+	adopted map[string]bool
 }
 
-func newLayer(root string, lower []string) *layer {
-	return &layer{root: root, lower: lower, own: map[string]bool{}, hidden: map[string]bool{}, opaque: map[string]bool{}}
+// newLayer opens the folders below, which cannot be reached by name any more when the layer is
+// extracted.
+func newLayer(lower []string) (*layer, error) {
+	l := &layer{own: map[string]bool{}, hidden: map[string]bool{}, opaque: map[string]bool{}, adopted: map[string]bool{}}
+	for _, dir := range lower {
+		f, err := os.Open(dir)
+		if err != nil {
+			l.close()
+			return nil, err
+		}
+		l.lower = append(l.lower, f)
+	}
+	return l, nil
+}
+
+func (l *layer) close() {
+	for _, f := range l.lower {
+		_ = f.Close() // only read from
+	}
 }
 
 func (l *layer) overlay() bool { return len(l.lower) > 0 }
@@ -96,7 +142,7 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 // makeWay makes folders of what the layers below have, or this one hides, where the layer
 // needs a folder. Behind a link it is left to whom the place is looked for by.
 func (l *layer) makeWay(dir string) error {
-	p := l.root
+	p := layerRoot
 	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
 		if p = filepath.Join(p, name); l.own[p] {
 			continue
@@ -118,19 +164,26 @@ func (l *layer) makeWay(dir string) error {
 }
 
 // convert is called with each entry and its place before it is written, and says whether it
-// is to be written. The place is inside of the root, and what the name of a whiteout stands
+// is to be written. The folder of the place is there, and what the name of a whiteout stands
 // for is in the same folder.
 func (l *layer) convert(h *tar.Header, path string) (bool, error) {
 	base, dir := filepath.Base(path), filepath.Dir(path)
+	if err := l.adopt(dir); err != nil {
+		return false, err
+	}
 	switch {
 	case base == whiteoutOpaque:
 		return false, l.hideBelow(dir)
 	case strings.HasPrefix(base, whiteoutMeta):
 		return false, nil
 	case strings.HasPrefix(base, whiteoutPrefix):
-		return false, l.hide(filepath.Join(dir, strings.TrimPrefix(base, whiteoutPrefix)), h)
+		name := strings.TrimPrefix(base, whiteoutPrefix)
+		if name == "" || name == "." || name == ".." {
+			return false, fmt.Errorf("whiteout %q of nothing: %w", h.Name, errdefs.ErrDataLoss)
+		}
+		return false, l.hide(filepath.Join(dir, name), h)
 	}
-	for p := dir; len(p) > len(l.root) && !l.own[p]; p = filepath.Dir(p) {
+	for p := dir; p != layerRoot && !l.own[p]; p = filepath.Dir(p) {
 		l.own[p] = true
 	}
 	l.own[path] = true
@@ -189,41 +242,89 @@ func (l *layer) makeOpaque(dir string) error {
 	return unix.Setxattr(dir, xattrOpaque, []byte{'y'}, 0)
 }
 
-// visibleBelow says whether the layers below show something at a path.
-func (l *layer) visibleBelow(path string) bool {
-	for p := path; len(p) > len(l.root); p = filepath.Dir(p) {
-		if l.opaque[p] {
-			return false
+// adopt gives a folder and those above it, which were made on the way to an entry of the layer,
+// the attributes by which the layers below show them.
+func (l *layer) adopt(dir string) error {
+	for p := dir; p != layerRoot && !l.own[p] && !l.adopted[p]; p = filepath.Dir(p) {
+		l.adopted[p] = true
+		in, st := l.below(p)
+		if in == nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			continue
+		}
+		fd, err := lookIn(in, p, unix.O_RDONLY|unix.O_DIRECTORY)
+		if err != nil {
+			return fmt.Errorf("attributes of %s: %w", p, err)
+		}
+		err = copyAttributes(fd, st, p)
+		unix.Close(fd)
+		if err != nil {
+			return fmt.Errorf("attributes of %s: %w", p, err)
 		}
 	}
-	rel, err := filepath.Rel(l.root, path)
-	if err != nil {
-		return false
-	}
-	for _, dir := range l.lower {
-		st, err := lookIn(dir, rel)
-		if err == nil {
-			return st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != 0
-		}
-	}
-	return false
+	return nil
 }
 
-// lookIn looks at a path in a layer without following links.
-func lookIn(dir, path string) (st unix.Stat_t, err error) {
-	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return st, err
+// copyAttributes gives a folder the owner, mode and extended attributes of another.
+func copyAttributes(from int, st unix.Stat_t, to string) error {
+	if err := os.Lchown(to, int(st.Uid), int(st.Gid)); err != nil {
+		return err
 	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, path, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	if err := unix.Chmod(to, st.Mode&0o7777); err != nil {
+		return err
+	}
+	const most = 64 << 10 // the kernel's limit for the names and for a value
+	names, value := make([]byte, most), make([]byte, most)
+	n, err := unix.Flistxattr(from, names)
+	if errors.Is(err, unix.ENOTSUP) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
+		if name == "" || strings.HasPrefix(name, "trusted.") {
+			continue
+		}
+		n, err := unix.Fgetxattr(from, name, value)
+		if err == nil {
+			err = unix.Lsetxattr(to, name, value[:n], 0)
+		}
+		if err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENODATA) {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// below looks for what the layers below show at a path, and tells the layer; nil if nothing.
+func (l *layer) below(path string) (in *os.File, st unix.Stat_t) {
+	for p := path; p != layerRoot; p = filepath.Dir(p) {
+		if l.opaque[p] {
+			return nil, st
+		}
+	}
+	for _, dir := range l.lower {
+		fd, err := lookIn(dir, path, unix.O_PATH)
+		if err != nil {
+			continue
+		}
+		err = unix.Fstat(fd, &st)
+		unix.Close(fd)
+		if err == nil {
+			if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+				return nil, st // a whiteout
+			}
+			return dir, st
+		}
+	}
+	return nil, st
+}
+
+// lookIn opens a path of a layer without following a link there.
+func lookIn(dir *os.File, path string, flags uint64) (fd int, err error) {
+	return unix.Openat2(int(dir.Fd()), strings.TrimPrefix(path, layerRoot), &unix.OpenHow{
+		Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 	})
-	if err != nil {
-		return st, err
-	}
-	defer unix.Close(fd)
-	return st, unix.Fstat(fd, &st)
 }
 
 // hide hides what is at a path below the layer.
@@ -242,7 +343,8 @@ func (l *layer) hide(path string, h *tar.Header) error {
 		return os.RemoveAll(path)
 	case exists && l.hidden[path]:
 		return nil
-	case !l.visibleBelow(path):
+	}
+	if in, _ := l.below(path); in == nil {
 		return os.RemoveAll(path)
 	}
 	l.hidden[path] = true
@@ -260,7 +362,7 @@ func (l *layer) hide(path string, h *tar.Header) error {
 // hideBelow hides what is in a folder below the layer.
 func (l *layer) hideBelow(dir string) error {
 	if l.overlay() {
-		if dir == l.root {
+		if dir == layerRoot {
 			return l.hideRoot()
 		}
 		return l.makeOpaque(dir)
@@ -289,12 +391,15 @@ func (l *layer) hideBelow(dir string) error {
 // hideRoot hides everything below the layer. Overlayfs takes no such note for a root.
 func (l *layer) hideRoot() error {
 	for _, dir := range l.lower {
-		entries, err := os.ReadDir(dir)
+		if _, err := dir.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		entries, err := dir.ReadDir(-1)
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
-			if err := l.hide(filepath.Join(l.root, e.Name()), &tar.Header{}); err != nil {
+			if err := l.hide(filepath.Join(layerRoot, e.Name()), &tar.Header{}); err != nil {
 				return err
 			}
 		}
