@@ -6,11 +6,15 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -153,6 +157,89 @@ func TestEventsComeOnceAndInOrder(t *testing.T) {
 	_, err := s.CRI.RemovePodSandbox(t.Context(), &criv1.RemovePodSandboxRequest{PodSandboxId: pod})
 	must(t, err)
 	s.waitNews(ids[0], wholeLife...)
+}
+
+// However the bus is away while containers end, are stopped, lose their shim and are made, none
+// of that waits for it, and it is all told once and in order when the bus is back: by what the
+// stream keeps, or, if that is lost, by what was not told before.
+func TestBusIsAwayWhileContainersEnd(t *testing.T) {
+	again := func(s *system) error { return s.Run(testenv.EventBus) }
+	for name, away := range map[string]struct {
+		leave, back func(*system) error
+		lost        bool // what was told before
+	}{
+		"killed": {func(s *system) error { return s.Kill(s.t.Context(), testenv.EventBus) }, again, false},
+		"killed, its store deleted": {func(s *system) error {
+			return errors.Join(s.Kill(s.t.Context(), testenv.EventBus), os.RemoveAll(s.Path("lib", "eventbus", "jetstream")))
+		}, again, true},
+		"hanging": {func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGSTOP) },
+			func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGCONT) }, false},
+		"away when the others start": {func(s *system) error {
+			err := s.Kill(s.t.Context(), testenv.EventBus)
+			for _, p := range []testenv.Process{testenv.Sandboxd, testenv.Gateway} {
+				err = errors.Join(err, s.Stop(s.t.Context(), p), s.Run(p)) // in good order, which does not wait for the bus
+			}
+			eventually(s.t, "containers are listed", func() error {
+				_, err := s.CRI.ListContainers(s.t.Context(), &criv1.ListContainersRequest{})
+				return err
+			})
+			return err
+		}, again, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, testenv.Setup{})
+			s.pull(busybox)
+			pod, config := s.pod("told-later")
+			broken, brokenConfig := s.pod("without-shim")
+			const count = 6
+			volume := t.TempDir()
+			ids := make([]string, count)
+			for i := range ids {
+				c := containerConfig(fmt.Sprintf("ends%d", i), fmt.Sprintf("while ! test -e /volume/go; do sleep 0.1; done; exit %d", 40+i))
+				c.Mounts = []*criv1.Mount{{HostPath: volume, ContainerPath: "/volume"}}
+				ids[i] = s.container(pod, config, c)
+			}
+			stopped := s.container(pod, config, containerConfig("stopped", "trap 'exit 50' TERM; while :; do sleep 0.1; done"))
+			orphan := s.container(broken, brokenConfig, containerConfig("orphan", "sleep 1000"))
+			s.waitNews(orphan, wholeLife[:2]...)
+
+			must(t, away.leave(s))
+			must(t, os.WriteFile(filepath.Join(volume, "go"), nil, 0o644))
+			begun := time.Now()
+			_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: stopped, Timeout: 20})
+			must(t, err)
+			shim, err := s.ShimOf(broken)
+			must(t, err)
+			must(t, syscall.Kill(shim, syscall.SIGKILL))
+			made := s.container(pod, config, containerConfig("made", "exit 60"))
+			codes := map[string]int32{stopped: 50, made: 60}
+			for i, id := range ids {
+				codes[id] = int32(40 + i)
+			}
+			for id, want := range codes {
+				if got := s.waitExit(id).GetExitCode(); got != want {
+					t.Errorf("exit code %d without the bus, want %d", got, want)
+				}
+			}
+			s.waitExit(orphan)
+			if took := time.Since(begun); took > 30*time.Second {
+				t.Errorf("it all took %s without the bus", took)
+			}
+			must(t, away.back(s))
+			must(t, s.WaitReady(t.Context()))
+			codes[orphan] = 137
+			for id, want := range codes {
+				told := wholeLife
+				if away.lost && id != made {
+					told = wholeLife[2:]
+				}
+				mine := s.waitNews(id, told...)
+				if exit := mine[len(mine)-2].exit; exit != uint32(want) {
+					t.Errorf("exit status in the event is %d, want %d", exit, want)
+				}
+			}
+		})
+	}
 }
 
 // A container that uses too much memory is told of as such.

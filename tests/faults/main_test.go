@@ -292,13 +292,9 @@ func processes(t *testing.T, accept func(pid int, cmdline string) bool) []int {
 // shimOf is the process of a pod's shim.
 func (s *system) shimOf(pod string) int {
 	s.t.Helper()
-	found := processes(s.t, func(_ int, cmdline string) bool {
-		return strings.Contains(cmdline, "shim") && strings.Contains(cmdline, pod)
-	})
-	if len(found) != 1 {
-		s.t.Fatalf("shims of pod %s: %v, want one", pod, found)
-	}
-	return found[0]
+	pid, err := s.ShimOf(pod)
+	must(s.t, err)
+	return pid
 }
 
 // containerPIDs are the processes whose cgroup is named after the container or pod.

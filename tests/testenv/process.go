@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +34,7 @@ const stopLimit = 20 * time.Second
 
 var (
 	errNotRunning = errors.New("not running")
+	errShim       = errors.New("not one shim")
 	errSlowStop   = errors.New("did not end in time and was killed")
 )
 
@@ -154,4 +157,32 @@ func (p *program) stop(ctx context.Context) error {
 		return fmt.Errorf("%s ended with: %w", p.name, p.err)
 	}
 	return nil
+}
+
+// ShimOf finds the process of a pod's shim.
+func (s *System) ShimOf(pod string) (int, error) {
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, err
+	}
+	parents := map[string]string{}
+	for _, path := range paths {
+		line, err := os.ReadFile(path) // of a process that may have ended
+		if err == nil && bytes.Contains(line, []byte("shim")) && bytes.Contains(line, []byte(pod)) {
+			stat, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "stat"))
+			var state, parent string
+			_, _ = fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &parent)
+			parents[filepath.Base(filepath.Dir(path))] = parent
+		}
+	}
+	var found []string
+	for pid, parent := range parents {
+		if parents[parent] == "" { // what a shim is just starting looks like it for a moment
+			found = append(found, pid)
+		}
+	}
+	if len(found) != 1 {
+		return 0, fmt.Errorf("%w: processes %v look like the shim of pod %s", errShim, found, pod)
+	}
+	return strconv.Atoi(found[0])
 }

@@ -28,6 +28,8 @@ const (
 	ackWait       = 10 * time.Second
 	pullExpiry    = 10 * time.Second
 	pullHeartbeat = time.Second
+	// drainLimit bounds the wait for what was fetched when the reading ends.
+	drainLimit = 2 * time.Second
 	// idleLimit ends a consumer without a durable name after its reader is gone.
 	idleLimit = time.Minute
 )
@@ -173,11 +175,15 @@ func (c *consumer) round(ctx context.Context) error {
 }
 
 // finish deals with the messages that were fetched but not handled: without an answer
-// the bus would keep them back until ackWait is over.
+// the bus would keep them back until ackWait is over. While the bus is away the library
+// waits for it to confirm that no more will come, which nobody needs then.
 func (c *consumer) finish(ctx context.Context, messages jetstream.MessagesContext) {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
+	defer cancel()
+	defer messages.Stop()
 	messages.Drain()
 	for {
-		msg, err := messages.Next()
+		msg, err := messages.Next(jetstream.NextContext(limited))
 		if err != nil {
 			return
 		}
