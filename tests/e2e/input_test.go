@@ -62,6 +62,10 @@ func TestBadInputIsNamedAndLeavesNothing(t *testing.T) {
 		{"NUL in a pod's name", badPod(func(c *criv1.PodSandboxConfig) { c.Metadata.Name = "a\x00b" }), []codes.Code{invalid}, "name"},
 		{"separator in a pod's name", badPod(func(c *criv1.PodSandboxConfig) { c.Metadata.Name = "../a" }), []codes.Code{invalid}, "name"},
 		{"separator in a pod's uid", badPod(func(c *criv1.PodSandboxConfig) { c.Metadata.Uid = "../a" }), []codes.Code{invalid}, "uid"},
+		{"line end in a pod's cgroup", badPod(func(c *criv1.PodSandboxConfig) { c.Linux.CgroupParent += "/a\nb" }), []codes.Code{invalid}, "cgroup_parent"},
+		{"sysctl that the kernel refuses", badPod(func(c *criv1.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"net.ipv4.ip_forward": "banana"}
+		}), []codes.Code{invalid}, "ip_forward"},
 		{"unknown runtime handler", func() error {
 			_, err := s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: s.podConfig("bad"), RuntimeHandler: "no-such-handler"})
 			return err
@@ -75,6 +79,16 @@ func TestBadInputIsNamedAndLeavesNothing(t *testing.T) {
 		{"container in no sandbox", badContainer(func(r *criv1.CreateContainerRequest) { r.PodSandboxId = "" }), []codes.Code{invalid, missing}, "sandbox"},
 		{"container in an unknown sandbox", badContainer(func(r *criv1.CreateContainerRequest) { r.PodSandboxId = noSuchID }), []codes.Code{missing}, "sandbox"},
 		{"NUL in a container's name", badContainer(func(r *criv1.CreateContainerRequest) { r.Config.Metadata.Name = "a\x00b" }), []codes.Code{invalid}, "name"},
+		{"more groups than a process can have", badContainer(func(r *criv1.CreateContainerRequest) {
+			groups := make([]int64, 65537)
+			for i := range groups {
+				groups[i] = int64(i)
+			}
+			r.Config.Linux.SecurityContext = &criv1.LinuxContainerSecurityContext{SupplementalGroups: groups}
+		}), []codes.Code{invalid}, "groups"},
+		{"longer working directory than a path can be", badContainer(func(r *criv1.CreateContainerRequest) {
+			r.Config.WorkingDir = strings.Repeat("/x", 2048)
+		}), []codes.Code{invalid}, "working directory"},
 		{"log path out of the log folder", badContainer(func(r *criv1.CreateContainerRequest) { r.Config.LogPath = "../../x.log" }), []codes.Code{invalid}, "log_path"},
 		{"NUL in a mount", badContainer(func(r *criv1.CreateContainerRequest) {
 			r.Config.Mounts = []*criv1.Mount{{HostPath: "/tmp\x00", ContainerPath: "/x"}}

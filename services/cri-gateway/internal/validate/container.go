@@ -34,6 +34,7 @@ func CreateContainer(req *criv1.CreateContainerRequest) error {
 		devices("config.devices", config.GetDevices()),
 		cdiDevices("config.CDI_devices", config.GetCDIDevices()),
 		linuxContainer("config.linux", config.GetLinux()),
+		description("config", config.GetLabels(), config.GetAnnotations(), config.GetImage().GetAnnotations()),
 		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)

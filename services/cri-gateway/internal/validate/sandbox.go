@@ -26,6 +26,7 @@ func RunPodSandbox(req *criv1.RunPodSandboxRequest) error {
 		dns("config.dns_config", config.GetDnsConfig()),
 		portMappings("config.port_mappings", config.GetPortMappings()),
 		linuxSandbox("config.linux", config.GetLinux()),
+		description("config", config.GetLabels(), config.GetAnnotations()),
 		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)
@@ -139,6 +140,12 @@ func hostAddr(ip string) netip.Addr {
 func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
 	if hasDotDot(linux.GetCgroupParent()) {
 		return invalid(field+".cgroup_parent", `must not contain ".."`)
+	}
+	if len(linux.GetCgroupParent()) > maxPath {
+		return invalid(field+".cgroup_parent", "must not be longer than %d bytes", maxPath)
+	}
+	if err := printable(field+".cgroup_parent", linux.GetCgroupParent()); err != nil {
+		return err
 	}
 	for key := range linux.GetSysctls() {
 		if key == "" || hasDotDot(key) {

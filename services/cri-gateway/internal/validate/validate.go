@@ -24,6 +24,10 @@ const (
 	maxName = 255  // longest file name; names become part of file names
 	maxPath = 4095 // longest path
 	maxID   = 128
+	// maxText bounds what an object is described by in every list: kubelet takes no list above
+	// 16 MiB, and one object must not make that of all unreadable. Kubernetes itself allows a
+	// pod 256 KiB.
+	maxText = 2 << 20
 )
 
 // invalid names the field and says what is wrong with it.
@@ -88,6 +92,20 @@ func optionalName(field, value string) error {
 func printable(field, value string) error {
 	if i := strings.IndexFunc(value, unicode.IsControl); i >= 0 {
 		return invalid(field, "must not contain control character %q", value[i])
+	}
+	return nil
+}
+
+// description checks the size of the labels and annotations that an object is listed with.
+func description(field string, texts ...map[string]string) error {
+	size := 0
+	for _, text := range texts {
+		for key, value := range text {
+			size += len(key) + len(value)
+		}
+	}
+	if size > maxText {
+		return invalid(field, "labels and annotations must not be longer than %d bytes, are %d", maxText, size)
 	}
 	return nil
 }

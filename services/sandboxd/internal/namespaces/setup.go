@@ -2,11 +2,13 @@ package namespaces
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 
+	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -103,6 +105,9 @@ func writeSysctls(sysctls map[string]string) error {
 		// A thread sees its own network namespace below /proc/sys, whichever process
 		// mounted it.
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0); err != nil {
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) {
+				err = fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+			}
 			return fmt.Errorf("sysctl %s=%q: %w", name, value, err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
@@ -89,6 +90,9 @@ func workingDir(asked, image string) (string, error) {
 	}
 	if !path.IsAbs(dir) {
 		return "", fmt.Errorf("working directory %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	if len(dir) >= unix.PathMax {
+		return "", fmt.Errorf("working directory of %d bytes, at most %d are possible: %w", len(dir), unix.PathMax-1, errdefs.ErrInvalidArgument)
 	}
 	if throughDescriptor(dir) {
 		return "", fmt.Errorf("working directory %q leads through a process's descriptors: %w", dir, errdefs.ErrInvalidArgument)

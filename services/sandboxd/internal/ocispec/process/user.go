@@ -42,8 +42,14 @@ func SetUser(p *specs.Process, sc *criv1.LinuxContainerSecurityContext, imageUse
 	return containerUser(p.User), nil
 }
 
+// maxGroups is how many groups the kernel lets a process have.
+const maxGroups = 65536
+
 // supplemental adds the groups that a request lists.
 func supplemental(groups []uint32, asked []int64) ([]uint32, error) {
+	if n := len(groups) + len(asked); n > maxGroups {
+		return nil, fmt.Errorf("%d groups, at most %d are possible: %w", n, maxGroups, errdefs.ErrInvalidArgument)
+	}
 	for _, g := range asked {
 		n, err := accountID(g)
 		if err != nil {
