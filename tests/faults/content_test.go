@@ -4,6 +4,7 @@ package faults
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -371,6 +372,68 @@ func TestLayersDoNotEscape(t *testing.T) {
 		must(t, err)
 		if len(entries) != 1 || string(text) != "of the node" || after.Mode() != before.Mode() || !after.ModTime().Equal(before.ModTime()) {
 			t.Fatalf("%s has changed the node: %v, %q, %s", name, entries, text, after.Mode())
+		}
+	}
+}
+
+// What an image may have besides files and links harms nobody: it is refused as the image's
+// fault, or is there and can do nothing. Many layers are no trouble.
+func TestOddEntriesOfLayers(t *testing.T) {
+	s, reg := withBadRegistry(t, withNative())
+	in := s.shells("", "native")
+	headers := func(all ...*tar.Header) []v1.Layer {
+		var packed bytes.Buffer
+		w := tar.NewWriter(&packed)
+		for _, h := range all {
+			h.Format = tar.FormatPAX
+			must(t, w.WriteHeader(h))
+		}
+		must(t, w.Close())
+		return []v1.Layer{tarLayer(t, packed.Bytes())}
+	}
+	var many []v1.Layer
+	for n := range 130 {
+		many = append(many, layer(t, item{name: fmt.Sprintf("many/%d", n), body: "x"}))
+	}
+	deep := []v1.Layer{
+		layer(t, item{name: "t/", kind: tar.TypeDir, mode: 0o1777}), layer(t, item{name: "t/x", body: "1"}),
+		layer(t, link("l", "t"), item{name: "l/y", body: "1"}),
+	}
+	for name, tt := range map[string]struct {
+		layers     []v1.Layer
+		text, want string // what is run and what it prints; nothing if the image is refused
+	}{
+		"owner too large":    {headers(&tar.Header{Name: "u", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 1 << 32}), "", ""},
+		"group negative":     {headers(&tar.Header{Name: "u", Typeflag: tar.TypeReg, Gid: -1}), "", ""},
+		"largest owner":      {headers(&tar.Header{Name: "u", Typeflag: tar.TypeReg, Uid: 1<<32 - 2}), "stat -c %u /u", "4294967294\n"},
+		"hard link to a dir": {[]v1.Layer{layer(t, folder("d"), item{name: "h", link: "d", kind: tar.TypeLink})}, "", ""},
+		"hard link to none":  {[]v1.Layer{layer(t, item{name: "h", link: "none", kind: tar.TypeLink})}, "", ""},
+		"unknown kind":       {[]v1.Layer{layer(t, item{name: "z", kind: 'Z'})}, "", ""},
+		"devices": {headers(&tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8, Mode: 0o666},
+			&tar.Header{Name: "kmsg", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 11, Mode: 0o666}),
+			"cat /disk || cat /kmsg || echo refused", "refused\n"},
+		"attributes": {headers(&tar.Header{Name: "x", Typeflag: tar.TypeReg, Mode: 0o644, PAXRecords: map[string]string{
+			"SCHILY.xattr.trusted.evil": "1", "SCHILY.xattr.nonsense": "1", "SCHILY.xattr.trusted.overlay.redirect": "/etc", "SCHILY.xattr.user.good": "1",
+		}}), "test ! -s /x && echo there", "there\n"},
+		"many layers":         {many, "ls /many | wc -l", "130\n"},
+		"modes through links": {deep, "stat -c %a /t; ls /t", "1777\nx\ny\n"},
+	} {
+		ref := reg.add("odd:"+strings.ReplaceAll(name, " ", "-"), onBusybox(t, tt.layers...))
+		_, err := s.tryPull(ref, nil)
+		if tt.want == "" {
+			if status.Code(err) != codes.DataLoss || s.present(ref) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		must(t, err)
+		for handler := range in {
+			if name == "many layers" && handler == "native" {
+				continue // would copy all for each layer
+			}
+			if got := s.run(in, handler, ref, tt.text+" 2>/dev/null"); got != tt.want {
+				t.Errorf("%s, handler %q: %q, want %q", name, handler, got, tt.want)
+			}
 		}
 	}
 }

@@ -184,7 +184,12 @@ func pack(t *testing.T, items ...item) []byte {
 
 func layer(t *testing.T, items ...item) v1.Layer {
 	t.Helper()
-	data := pack(t, items...)
+	return tarLayer(t, pack(t, items...))
+}
+
+// tarLayer is a layer with that content.
+func tarLayer(t *testing.T, data []byte) v1.Layer {
+	t.Helper()
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil })
 	must(t, err)
 	return l

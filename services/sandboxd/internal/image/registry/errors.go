@@ -76,8 +76,13 @@ func NoSpace(err error) bool {
 }
 
 func isNetwork(err error) bool {
-	_, ok := errors.AsType[net.Error](err)
-	return ok || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+	// The kernel's numbers pass for errors of the network; those of a disk are the node's own.
+	if e, ok := errors.AsType[net.Error](err); ok {
+		if _, number := any(e).(syscall.Errno); !number {
+			return true
+		}
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // Failed classifies an error of a call under ctx. If ctx has ended, the reason of that end is

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -46,7 +47,7 @@ func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 	switch {
 	case errno == syscall.ENOSPC || errno == syscall.EDQUOT || errdefs.IsFailedPrecondition(err):
 		return got, err
-	case system && !layersFault(errno):
+	case system && !layersFault(errno) && !linkToFolder(err):
 		return got, fmt.Errorf("%w: %w", err, errdefs.ErrInternal)
 	}
 	return got, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
@@ -60,6 +61,12 @@ func layersFault(errno syscall.Errno) bool {
 	default:
 		return false
 	}
+}
+
+// linkToFolder says that a layer has a hard link to a folder.
+func linkToFolder(err error) bool {
+	_, link := errors.AsType[*os.LinkError](err)
+	return link && errors.Is(err, syscall.EPERM)
 }
 
 func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount) (_ ocispec.Descriptor, err error) {

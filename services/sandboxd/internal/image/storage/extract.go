@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,11 +134,18 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 			delete(h.PAXRecords, key)
 		}
 	}
+	if !ownerID(h.Uid) || !ownerID(h.Gid) {
+		return false, fmt.Errorf("owner %d:%d of %q is out of range: %w", h.Uid, h.Gid, h.Name, errdefs.ErrDataLoss)
+	}
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
 		return false, nil
 	}
 	return true, l.makeWay(filepath.Dir(filepath.Join("/", h.Name))) //nolint:gosec // an absolute path is cleaned of dots
 }
+
+// ownerID says whether a number can be a user or group. Another would be cut off to one that
+// can, such as root.
+func ownerID(id int) bool { return id >= 0 && id < math.MaxUint32 }
 
 // makeWay makes folders of what the layers below have, or this one hides, where the layer
 // needs a folder. Behind a link it is left to whom the place is looked for by.
