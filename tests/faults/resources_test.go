@@ -215,6 +215,37 @@ func TestLackOfMemoryIsToldFromOtherDeaths(t *testing.T) {
 		t.Errorf("killed from outside: %s %d", st.GetReason(), st.GetExitCode())
 	}
 
+	// A limit that was lowered counts like one from the beginning.
+	lowered := limited("lowered", "dd if=/dev/zero of=/dev/shm/x bs=1M count=8 2>/dev/null; echo ready; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec tail /dev/zero")
+	s.waitLog(podConfig, script("lowered", ""), "ready")
+	must(t, s.resize(lowered, &criv1.LinuxContainerResources{MemoryLimitInBytes: 20 * mib}))
+	must(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/tmp/go", firstOf(t, lowered)), nil, 0o600))
+	if st := s.waitExit(lowered, 20*time.Second); st.GetReason() != "OOMKilled" || st.GetExitCode() != 137 {
+		t.Errorf("after its limit was lowered: %s %d", st.GetReason(), st.GetExitCode())
+	}
+	// Nor does it matter how often a name has ended so, each time right after its start.
+	shim := s.shimOf(pod)
+	var before [2]int
+	for attempt := range scaled(t, 6) {
+		config := script("again", "exec tail /dev/zero")
+		config.Metadata.Attempt = uint32(attempt)
+		config.Linux.Resources = &criv1.LinuxContainerResources{MemoryLimitInBytes: 16 * mib, MemorySwapLimitInBytes: 16 * mib}
+		id := s.container(pod, podConfig, config)
+		if st := s.waitExit(id, 20*time.Second); st.GetReason() != "OOMKilled" || st.GetExitCode() != 137 {
+			t.Errorf("attempt %d: %s %d", attempt, st.GetReason(), st.GetExitCode())
+		}
+		must(t, s.removeContainer(id))
+		if attempt == 1 {
+			before = [2]int{descriptors(t, s.Pid(testenv.Sandboxd)), descriptors(t, shim)}
+		}
+	}
+	eventually(t, 30*time.Second, "nothing grows", func() error {
+		if now := [2]int{descriptors(t, s.Pid(testenv.Sandboxd)), descriptors(t, shim)}; now[0] > before[0]+4 || now[1] > before[1]+4 {
+			return fmt.Errorf("sandboxd and shim had %v open files and have %v", before, now)
+		}
+		return nil
+	})
+
 	must(t, s.Kill(t.Context(), testenv.Sandboxd))
 	root := fmt.Sprintf("/proc/%d/root/tmp/go", firstOf(t, unwatched))
 	must(t, os.WriteFile(root, nil, 0o600))
@@ -280,7 +311,7 @@ func TestVeryLargeSpecifications(t *testing.T) {
 			}
 		}},
 		{"mounts", false, func(c *criv1.ContainerConfig) {
-			for i := range 150 {
+			for i := range 2000 {
 				c.Mounts = append(c.Mounts, &criv1.Mount{HostPath: folder, ContainerPath: fmt.Sprintf("/volumes/%d", i), Readonly: true})
 			}
 		}},
@@ -315,6 +346,39 @@ func TestVeryLargeSpecifications(t *testing.T) {
 		if out, code, err := s.exec(id, "echo", strings.Repeat("x", 100_000)); err != nil || code != 0 || len(out) != 100_001 {
 			t.Errorf("%s: command in it: %d bytes, code %d, %v", name, len(out), code, err)
 		}
+	}
+	// Sizes about the limits of those who pass messages on. What is listed has a limit of its own.
+	for _, tt := range []struct {
+		what string
+		size int
+		want codes.Code
+	}{
+		{"annotation", mib, codes.OK}, {"annotation", 2*mib + 1, codes.InvalidArgument},
+		{"annotation", 4 * mib, codes.InvalidArgument}, {"annotation", 16 * mib, codes.InvalidArgument},
+		{"variable", mib, codes.FailedPrecondition}, {"variable", 4*mib + 1, codes.FailedPrecondition}, {"variable", 16*mib + 1, codes.FailedPrecondition},
+	} {
+		config, text := script(fmt.Sprintf("%s-of-%d", tt.what, tt.size), "exit 6"), strings.Repeat("x", tt.size)
+		if tt.what == "annotation" {
+			config.Annotations = map[string]string{"": text}
+		} else {
+			config.Envs = []*criv1.KeyValue{{Key: "LARGE", Value: []byte(text)}}
+		}
+		id, err := s.create(pod, podConfig, config)
+		if err == nil {
+			err = s.startContainer(id)
+			if st := s.waitExit(id, 20*time.Second); err == nil && st.GetExitCode() != 6 {
+				t.Errorf("%s of %d bytes: exit code %d", tt.what, tt.size, st.GetExitCode())
+			}
+			must(t, s.removeContainer(id))
+		}
+		if !oneOf(err, tt.want) || len(fmt.Sprint(err)) > 4000 {
+			t.Errorf("%s of %d bytes, want %s: an error of %d bytes: %.500v", tt.what, tt.size, tt.want, len(fmt.Sprint(err)), err)
+		}
+	}
+	wordy := s.podConfig("wordy")
+	wordy.Annotations = map[string]string{"": strings.Repeat("x", 2*mib+1)}
+	if _, err := s.try(wordy, "", 20*time.Second); !oneOf(err, codes.InvalidArgument) {
+		t.Errorf("pod with too many annotations: %.500v", err)
 	}
 	_, code, err := s.exec(other, append([]string{"echo"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 3000)...)...)
 	if err == nil && code == 0 || oneOf(err, codes.DeadlineExceeded, codes.Unavailable) || len(fmt.Sprint(err)) > 4000 {
