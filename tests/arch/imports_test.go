@@ -203,6 +203,7 @@ func kitImports() map[string][]string {
 	return map[string][]string{
 		"buildinfo":   nil,
 		"config":      {"github.com/pelletier/go-toml/", errdefs},
+		"brief":       {"google.golang.org/grpc"},
 		"cli":         {errdefs, kit + "config", kit + "buildinfo", kit + "reload"},
 		"reload":      {systemd, prom, "github.com/pelletier/go-toml/", "golang.org/x/sys/", kit + "telemetry", kit + "lifecycle"},
 		"podselector": nil,
@@ -216,9 +217,9 @@ func kitImports() map[string][]string {
 		"rpc": {
 			"google.golang.org/grpc", "google.golang.org/genproto/googleapis/rpc/", "google.golang.org/protobuf/", "github.com/grpc-ecosystem/go-grpc-middleware/",
 			otel, prom, errdefs, kit + "telemetry", kit + "unixsock", kit + "lifecycle", kit + "config",
-			project + "/proto/gen/crisp/lane/", kit + "lane",
+			project + "/proto/gen/crisp/lane/", kit + "lane", kit + "brief",
 		},
-		"ttrpcx": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "github.com/containerd/ttrpc", "github.com/containerd/otelttrpc", otel, errdefs, prom, kit + "telemetry", kit + "lifecycle"},
+		"ttrpcx": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "github.com/containerd/ttrpc", "github.com/containerd/otelttrpc", otel, errdefs, prom, kit + "telemetry", kit + "lifecycle", kit + "brief"},
 		"events": {
 			"github.com/nats-io/", otel, prom, errdefs, "google.golang.org/protobuf/", "github.com/containerd/containerd/api/", "github.com/containerd/typeurl/",
 			project + "/proto/gen/crisp/event/", kit + "telemetry", kit + "lifecycle", kit + "config", kit + "pause",

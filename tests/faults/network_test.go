@@ -375,3 +375,31 @@ func TestMissingInterfaceIsFound(t *testing.T) {
 		t.Errorf("a pod without its interface: %v\n%s", err, out)
 	}
 }
+
+// What a network plugin writes before it fails is told in part, however much it is and whether or
+// not it is text; nobody waits for an answer that would be too long to arrive.
+func TestFloodsBeforeAFailure(t *testing.T) {
+	w := newSwitches(t)
+	s := start(t, testenv.Setup{Configure: withChain(wide, "flooding", nil)})
+	w.plugin(s.Path("cni"), "flooding", "tuning")
+	told := func(what string, err error) {
+		t.Helper()
+		if err == nil || oneOf(err, codes.DeadlineExceeded) || len(err.Error()) > 40<<10 || !strings.Contains(err.Error(), "the last word") {
+			t.Errorf("%s: an error of %d bytes: %.300v", what, len(fmt.Sprint(err)), err)
+		}
+	}
+	for what, text := range map[string]string{
+		"a little of what is no text": `printf '\377\376' >&2; echo "the last word" >&2; exit 1`,
+		"much to the standard output": `printf '{"cniVersion":"1.0.0","code":100,"msg":"'; head -c 3000000 /dev/zero | tr '\0' x; echo 'the last word"}'; exit 1`,
+	} {
+		w.set("ADD", text)
+		_, err := s.try(s.podConfig("flooded"), "", 30*time.Second)
+		told("network plugin, "+what, err)
+	}
+	w.set("ADD", "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo 'the last word' >&2; exit 1")
+	_, err := s.try(s.podConfig("flooded"), "", 30*time.Second)
+	told("network plugin, much to the standard error", err)
+	w.set("ADD", "")
+
+	must(t, s.removePod(s.pod(s.podConfig("flooded"), "")))
+}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
+	"github.com/crisp-cri/crisp/services/internal/brief"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
 
@@ -156,10 +157,10 @@ func toGRPC(err error) error {
 		return nil
 	}
 	if st, ok := status.FromError(err); ok {
-		return st.Err()
+		return brief.Status(st.Err())
 	}
 	class := errdefs.Resolve(err)
-	return status.Error(status.Code(errgrpc.ToGRPC(class)), err.Error())
+	return status.Error(status.Code(errgrpc.ToGRPC(class)), brief.Text(err.Error()))
 }
 
 // toNative gives the caller back the error that the handler returned, as far as it has

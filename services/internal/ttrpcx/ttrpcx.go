@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crisp-cri/crisp/services/internal/brief"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
 )
 
@@ -107,7 +108,7 @@ func recoverAndMap(tel *telemetry.Telemetry) ttrpc.UnaryServerInterceptor {
 			}
 		}()
 		resp, err = method(ctx, unmarshal)
-		return resp, errgrpc.ToGRPC(err)
+		return resp, brief.Status(errgrpc.ToGRPC(err))
 	}
 }
 

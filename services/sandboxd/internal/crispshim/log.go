@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/internal/brief"
 )
 
 // logFIFO is where a shim logs, in its bundle. The runtime reads it.
@@ -58,5 +60,5 @@ func (d dropping) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// toStatus gives an error its code on the wire.
-func toStatus(err error) error { return errgrpc.ToGRPC(err) }
+// toStatus gives an error its code on the wire. What an OCI runtime wrote may be any text.
+func toStatus(err error) error { return brief.Status(errgrpc.ToGRPC(err)) }

@@ -25,6 +25,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/crisp-cri/crisp/services/internal/brief"
 	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
@@ -85,7 +86,7 @@ func (e *Runner) ExecPlugin(ctx context.Context, path string, stdin []byte, envi
 	}
 	if stderr.Len() > 0 {
 		e.log.DebugContext(ctx, "network plugin wrote to its standard error",
-			slog.String("plugin", filepath.Base(path)), slog.String("output", stderr.String()))
+			slog.String("plugin", filepath.Base(path)), slog.String("output", brief.Text(stderr.String())))
 	}
 	if err != nil {
 		return nil, pluginError(err, stdout.Bytes(), stderr.String())
@@ -116,10 +117,11 @@ func run(ctx context.Context, path string, environ []string, stdin *bytes.Reader
 func pluginError(err error, stdout []byte, stderr string) error {
 	var printed types.Error
 	if json.Unmarshal(stdout, &printed) == nil && printed.Msg != "" {
+		printed.Msg, printed.Details = brief.Text(printed.Msg), brief.Text(printed.Details)
 		return &printed
 	}
 	if text := strings.TrimSpace(stderr); text != "" {
-		return fmt.Errorf("plugin: %w: %s", err, text)
+		return fmt.Errorf("plugin: %w: %s", err, brief.Text(text))
 	}
 	return fmt.Errorf("plugin: %w", err)
 }
