@@ -33,6 +33,12 @@ func (c *cgroups) note(call string) error {
 	return c.fails[call]
 }
 
+func (c *cgroups) fail(calls map[string]error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fails = calls
+}
+
 func (c *cgroups) Make(id, path string) error { return c.note("make " + id + " " + path) }
 
 func (c *cgroups) Remove(id, path string) error { return c.note("remove " + id + " " + path) }
@@ -51,7 +57,27 @@ func (c *cgroups) expect(t *testing.T, when string, want ...string) {
 	c.calls = nil
 }
 
-func pods() records {
+// changing are records that a test changes between the rounds. Nothing else orders its changes and
+// what a later round reads.
+type changing struct {
+	records
+
+	mu sync.Mutex
+}
+
+func (r *changing) Sandboxes() ([]*recordv1.Sandbox, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.records.Sandboxes()
+}
+
+func (r *changing) change(how func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	how()
+}
+
+func pods() *changing {
 	r := records{known: make(chan struct{}), sandboxes: map[string]*recordv1.Sandbox{}}
 	for _, id := range []string{"plain", "init", "host"} {
 		s := sandbox(id, 0, ready)
@@ -61,7 +87,7 @@ func pods() records {
 	}
 	r.sandboxes["init"].Pid = 70
 	r.sandboxes["host"].NetnsPath = ""
-	return r
+	return &changing{records: r}
 }
 
 // keep keeps groups and returns what ends that.
@@ -82,19 +108,19 @@ func TestGroupsFollowTheProcessesOfPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r, c := pods(), &cgroups{}
-		stop := keep(t, &r, c)
+		stop := keep(t, r, c)
 		c.expect(t, "before the state is known")
 		close(r.known)
 		c.expect(t, "at first", "make plain /pods/plain", "remove plain /pods/plain")
-		r.containers = append(r.containers, container("plain2", "plain", 11, running))
+		r.change(func() { r.containers = append(r.containers, container("plain2", "plain", 11, running)) })
 		c.expect(t, "after a second container")
-		r.containers[0].State = exited
+		r.change(func() { r.containers[0].State = exited })
 		c.expect(t, "after the end of the first", "make plain /pods/plain", "remove plain /pods/plain")
-		r.sandboxes["plain"].ExitedAt = timestamppb.Now()
+		r.change(func() { r.sandboxes["plain"].ExitedAt = timestamppb.Now() })
 		c.expect(t, "after the end of the pod", "remove plain /pods/plain")
-		r.sandboxes["plain"].ExitedAt = nil
+		r.change(func() { r.sandboxes["plain"].ExitedAt = nil })
 		c.expect(t, "again", "make plain /pods/plain")
-		delete(r.sandboxes, "plain")
+		r.change(func() { delete(r.sandboxes, "plain") })
 		c.expect(t, "after its removal", "remove plain /pods/plain")
 		stop()
 		c.expect(t, "after the stop")
@@ -106,7 +132,7 @@ func TestGroupsAreGoneAfterTheStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, c := pods(), &cgroups{}
 		close(r.known)
-		stop := keep(t, &r, c)
+		stop := keep(t, r, c)
 		c.expect(t, "at first", "make plain /pods/plain", "remove plain /pods/plain")
 		stop()
 		c.expect(t, "after the stop", "remove plain /pods/plain")
@@ -120,13 +146,13 @@ func TestGroupsThatFailAreTriedAgain(t *testing.T) {
 		r := pods()
 		c := &cgroups{fails: map[string]error{made: fmt.Errorf("parent: %w", errdefs.ErrNotFound)}}
 		close(r.known)
-		stop := keep(t, &r, c)
+		stop := keep(t, r, c)
 		c.expect(t, "without a parent", made, made, made, removed)
-		c.fails = map[string]error{removed: errors.New("busy")}
+		c.fail(map[string]error{removed: errors.New("busy")})
 		c.expect(t, "with one", made)
-		r.containers = nil
+		r.change(func() { r.containers = nil })
 		c.expect(t, "while it is busy", removed, removed)
-		c.fails = nil
+		c.fail(nil)
 		c.expect(t, "then", removed)
 		stop()
 		c.expect(t, "after the stop")

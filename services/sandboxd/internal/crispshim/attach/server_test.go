@@ -203,14 +203,18 @@ func TestSlowClientIsDisconnected(t *testing.T) {
 	}
 	const pieces = 200
 	chunk := bytes.Repeat([]byte("x"), MaxPayload)
+	// Each piece comes when the quick one has the one before, which on a busy machine may take it a while.
+	taken := make(chan struct{}, 1)
 	go func() {
 		for range pieces {
 			b.hub.Publish(Output, chunk)
+			<-taken
 		}
 		close(b.drained)
 	}()
 	for range pieces {
 		expect(t, quick, Output, string(chunk))
+		taken <- struct{}{}
 	}
 	expect(t, quick, End, "")
 	all, err := io.ReadAll(slow)
