@@ -61,7 +61,8 @@ make() {
 }
 case $verb in
 create) make;;
-restore) [ -e "$image/dump" ] || fail "no images"; make; touch "$state/go";;
+# No command of its own may let it go: while the shell waits for one it would collect the process, too, if that ends at once.
+restore) [ -e "$image/dump" ] || fail "no images"; make; : >"$state/go";;
 start) touch "$state/go";;
 exec)
 	[ -e "$state" ] || fail "container does not exist"
