@@ -130,7 +130,7 @@ func checkState(ctx context.Context, s *testenv.System) error {
 // checkProcesses asks all four processes whether they are ready.
 func checkProcesses(ctx context.Context) error {
 	for name, port := range map[testenv.Process]int{testenv.Gateway: 9670, testenv.Sandboxd: 9671, testenv.NRIHub: 9672, testenv.EventBus: 9673} {
-		err := eventually(ctx, 15*time.Second, func() error {
+		err := eventually(ctx, time.Minute, func() error {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/readyz", port), nil)
 			if err != nil {
 				return err
@@ -154,7 +154,7 @@ func checkProcesses(ctx context.Context) error {
 }
 
 func checkLeaks(ctx context.Context, before leak.Snapshot, scope leak.Scope) error {
-	leaked, err := leak.Settle(ctx, before, scope, 10*time.Second)
+	leaked, err := leak.Settle(ctx, before, scope, time.Minute)
 	if err != nil {
 		return err
 	}

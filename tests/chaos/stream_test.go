@@ -45,7 +45,7 @@ const startErrorCode = 128
 // were started wholly, of the others wholly, not at all, or as a failed start.
 func (r *round) checkEvents(ctx context.Context) error {
 	var last uint64
-	err := eventually(ctx, 20*time.Second, func() error {
+	err := eventually(ctx, time.Minute, func() error {
 		lives, end, err := r.events.read(ctx)
 		if err != nil {
 			return err

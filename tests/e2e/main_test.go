@@ -177,7 +177,7 @@ func (s *system) pids() [4]int {
 // eventually polls until check succeeds, at most 20 seconds.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := check()
 		if err == nil {

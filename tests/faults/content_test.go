@@ -43,7 +43,7 @@ func free(t *testing.T, root string) (space, inodes int64) {
 // waitFree waits until about as much is left of a file system as before.
 func waitFree(t *testing.T, root string, space, inodes int64) {
 	t.Helper()
-	eventually(t, 20*time.Second, "the space of a failed pull comes back", func() error {
+	eventually(t, patience, "the space of a failed pull comes back", func() error {
 		if s, i := free(t, root); s < space-1<<20 || i < inodes-20 {
 			return fmt.Errorf("%d bytes and %d inodes are free, before it were %d and %d", s, i, space, inodes)
 		}
@@ -145,7 +145,7 @@ func find(t *testing.T, root, name string) (found string) {
 // waitGone waits until there is nothing of that name below a folder.
 func waitGone(t *testing.T, root, name string) {
 	t.Helper()
-	eventually(t, 20*time.Second, name+" is freed", func() error {
+	eventually(t, patience, name+" is freed", func() error {
 		if path := find(t, root, name); path != "" {
 			return fmt.Errorf("there is %s", path)
 		}
@@ -232,7 +232,7 @@ func (s *system) run(in shells, handler, image, text string) string {
 	c := script("main", text)
 	c.Image.Image = image
 	id := s.container(pod.id, pod.config, c)
-	if st := s.waitExit(id, 60*time.Second); st.GetExitCode() != 0 {
+	if st := s.waitExit(id, patience); st.GetExitCode() != 0 {
 		s.t.Errorf("exit code %d of %q", st.GetExitCode(), text)
 	}
 	path := s.status(id).GetLogPath()

@@ -96,7 +96,7 @@ func (s *system) ask(from, to string) *asker {
 	a := &asker{}
 	var conn *net.UDPConn
 	// The address of a new bridge is not usable at once.
-	eventually(s.t, 10*time.Second, "an address can be used", func() error {
+	eventually(s.t, patience, "an address can be used", func() error {
 		var err error
 		conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
 		return err
@@ -126,7 +126,7 @@ func (s *system) ask(from, to string) *asker {
 // old one for minutes.
 func (a *asker) hears(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, 5*time.Second, "the pod "+name+" gets the datagrams", func() error {
+	eventually(t, patience, "the pod "+name+" gets the datagrams", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.last != name {
@@ -213,7 +213,7 @@ func TestHostPortsOfFailedPodsAreReleased(t *testing.T) {
 		// Another pod may have to wait for the end of the undoing, and for nothing else.
 		config.Metadata.Uid += "-good"
 		var id string
-		eventually(t, 10*time.Second, "the port is free", func() (err error) {
+		eventually(t, patience, "the port is free", func() (err error) {
 			id, err = s.try(config, "", 10*time.Second)
 			return err
 		})
@@ -222,7 +222,7 @@ func TestHostPortsOfFailedPodsAreReleased(t *testing.T) {
 		}
 		must(t, s.removePod(id))
 	}
-	s.waitAddresses(0, 5*time.Second)
+	s.waitAddresses(0, patience)
 	if rules := natRules(t, "15301"); len(rules) > 0 {
 		t.Errorf("rules are left: %v", rules)
 	}
@@ -299,10 +299,10 @@ func TestHostPortWithoutPacketFilter(t *testing.T) {
 	w.set("ADD", "")
 	w.set("DEL", "")
 	var id string
-	eventually(t, 30*time.Second, "the port is free", func() (err error) {
+	eventually(t, patience, "the port is free", func() (err error) {
 		id, err = s.try(s.podWithPorts("other", mapping), "", 10*time.Second)
 		return err
 	})
 	must(t, s.removePod(id))
-	s.waitAddresses(0, 5*time.Second)
+	s.waitAddresses(0, patience)
 }

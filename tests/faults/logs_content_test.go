@@ -88,7 +88,7 @@ func TestLogHoldsTheBytesWritten(t *testing.T) {
 		c := script("written", "cat /files/stderr >&2 & cat /files/stdout; wait")
 		c.Mounts = []*criv1.Mount{{HostPath: folder, ContainerPath: "/files", Readonly: true}}
 		id := s.container(pod, config, c)
-		s.waitExit(id, 30*time.Second)
+		s.waitExit(id, patience)
 		all := records(t, s.status(id).GetLogPath())
 		last := map[string]record{}
 		exact := 0
@@ -113,7 +113,7 @@ func TestLogHoldsTheBytesWritten(t *testing.T) {
 
 		mixed := script("mixed", `n=0; while [ $n -lt 300 ]; do n=$((n+1)); printf "out$n;"; printf "err$n;" >&2; [ $((n%7)) != 0 ] || { echo; echo >&2; }; done`)
 		id = s.container(pod, config, mixed)
-		s.waitExit(id, 20*time.Second)
+		s.waitExit(id, patience)
 		all = records(t, s.status(id).GetLogPath())
 		for stream, word := range map[string]string{"stdout": "out", "stderr": "err"} {
 			var want strings.Builder
@@ -143,7 +143,7 @@ func TestEndlessLineTakesNoMemory(t *testing.T) {
 		}
 		before := peakMemory(t, writer)
 		id := s.container(pod, config, script("endless", fmt.Sprintf("head -c %d /dev/zero", size)))
-		s.waitExit(id, time.Minute)
+		s.waitExit(id, patience)
 		if grown := peakMemory(t, writer) - before; grown > 24<<20 {
 			t.Errorf("the peak of memory grew by %d MiB with %d MiB of output", grown>>20, size>>20)
 		}
@@ -206,7 +206,7 @@ func TestFullDiskForTheLog(t *testing.T) {
 		c.Mounts = []*criv1.Mount{{HostPath: volume, ContainerPath: "/volume"}}
 		id := s.container(pod, config, c)
 		path := s.status(id).GetLogPath()
-		eventually(t, 20*time.Second, "the disk is full", func() error {
+		eventually(t, patience, "the disk is full", func() error {
 			var st unix.Statfs_t
 			if err := unix.Statfs(disk, &st); err != nil {
 				return err
@@ -224,7 +224,7 @@ func TestFullDiskForTheLog(t *testing.T) {
 		must(t, os.Remove(ballast))
 		growing(t, path)
 		must(t, os.WriteFile(filepath.Join(volume, "stop"), nil, 0o644))
-		if st := s.waitExit(id, 20*time.Second); st.GetExitCode() != 0 {
+		if st := s.waitExit(id, patience); st.GetExitCode() != 0 {
 			t.Errorf("exit code %d", st.GetExitCode())
 		}
 		if slowest := number(t, filepath.Join(volume, "writer.slowest")); slowest > 5 {
@@ -349,7 +349,7 @@ func (s *system) shareLog(pod string, config *criv1.PodSandboxConfig, folder str
 	growing(t, path)
 	must(t, os.WriteFile(filepath.Join(volume, "stop"), nil, 0o644))
 	for _, id := range ids {
-		s.waitExit(id, 20*time.Second)
+		s.waitExit(id, patience)
 	}
 	must(t, s.removeContainer(ids[0]))
 	text, err := os.ReadFile(path)

@@ -36,7 +36,7 @@ func (s *system) reopen(id string) error {
 // waitText waits until a log has a text.
 func waitText(t *testing.T, path, text string) {
 	t.Helper()
-	eventually(t, 20*time.Second, "the log has "+text, func() error {
+	eventually(t, patience, "the log has "+text, func() error {
 		data, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(data), text) {
 			err = fmt.Errorf("%d bytes without %q", len(data), text)
@@ -73,7 +73,7 @@ func TestReopenedIsTheLogOfWhatRuns(t *testing.T) {
 		refused("created", created, s.status(created).GetLogPath(), codes.FailedPrecondition)
 
 		exited := s.container(pod, config, script("exited", "echo once"))
-		s.waitExit(exited, 10*time.Second)
+		s.waitExit(exited, patience)
 		path := s.status(exited).GetLogPath()
 		must(t, os.Rename(path, path+".1"))
 		refused("exited", exited, path, codes.FailedPrecondition)
@@ -154,7 +154,7 @@ func TestFailedReopeningLosesNothing(t *testing.T) {
 		}
 		growing(t, path)
 		must(t, os.WriteFile(filepath.Join(volume, "stop"), nil, 0o644))
-		if st := s.waitExit(id, 20*time.Second); st.GetExitCode() != 0 {
+		if st := s.waitExit(id, patience); st.GetExitCode() != 0 {
 			t.Errorf("exit code %d", st.GetExitCode())
 		}
 		must(t, writes.Check("stdout", int(number(t, filepath.Join(volume, "writer.lines"))), append(rotated, path)...))
@@ -181,7 +181,7 @@ func exists(path string) bool {
 func growing(t *testing.T, path string) {
 	t.Helper()
 	before := int64(-1)
-	eventually(t, 20*time.Second, path+" grows", func() error {
+	eventually(t, patience, path+" grows", func() error {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
@@ -222,7 +222,7 @@ func TestLogFolderGoneOverARestart(t *testing.T) {
 		must(t, s.reopen(id))
 		growing(t, path)
 		must(t, os.WriteFile(filepath.Join(volume, "stop"), nil, 0o644))
-		if st := s.waitExit(id, 20*time.Second); st.GetExitCode() != 0 {
+		if st := s.waitExit(id, patience); st.GetExitCode() != 0 {
 			t.Errorf("exit code %d: %s", st.GetExitCode(), st.GetReason())
 		}
 		waitText(t, path, "last words")

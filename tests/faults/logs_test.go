@@ -35,7 +35,7 @@ func TestLogGoesOnWithoutSandboxd(t *testing.T) {
 	ending, endingFolder := writer("ending")
 	logs := map[string]string{steady: s.status(steady).GetLogPath(), ending: s.status(ending).GetLogPath()}
 	for _, path := range logs {
-		eventually(t, 20*time.Second, "the container writes", func() error {
+		eventually(t, patience, "the container writes", func() error {
 			info, err := os.Stat(path)
 			if err == nil && info.Size() < 5<<20 {
 				err = fmt.Errorf("%d bytes so far", info.Size())
@@ -45,13 +45,13 @@ func TestLogGoesOnWithoutSandboxd(t *testing.T) {
 	}
 
 	must(t, s.Kill(t.Context(), testenv.Sandboxd))
-	dead := time.Duration(scaled(t, 15)) * time.Second
+	dead := time.Duration(scaled(t, 6)) * time.Second
 	must(t, os.WriteFile(filepath.Join(endingFolder, "stop"), nil, 0o644))
 	first := logSize(t, logs[steady])
 	before := first
 	begun := time.Now()
 	for time.Since(begun) < dead {
-		time.Sleep(min(5*time.Second, dead))
+		time.Sleep(min(2*time.Second, dead))
 		now := logSize(t, logs[steady])
 		if now <= before {
 			t.Errorf("the log stays at %d bytes after %s without sandboxd", now, time.Since(begun))
@@ -72,7 +72,7 @@ func TestLogGoesOnWithoutSandboxd(t *testing.T) {
 
 	for id, folder := range map[string]string{steady: steadyFolder, ending: endingFolder} {
 		name := s.status(id).GetMetadata().GetName()
-		if st := s.waitExit(id, 20*time.Second); st.GetExitCode() != 0 {
+		if st := s.waitExit(id, patience); st.GetExitCode() != 0 {
 			t.Errorf("%s: exit code %d: %s", name, st.GetExitCode(), st.GetReason())
 		}
 		lines := int(number(t, filepath.Join(folder, "writer.lines")))

@@ -26,6 +26,9 @@ import (
 
 const busybox = fixture.BusyboxImage
 
+// patience is how long tests wait for what must happen, also on a busy machine.
+const patience = time.Minute
+
 func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(context.Background(), m))
 }
@@ -207,7 +210,7 @@ func (s *system) waitExit(id string, limit time.Duration) *criv1.ContainerStatus
 // waitNotReady waits until a pod is shown as not ready.
 func (s *system) waitNotReady(id string) {
 	s.t.Helper()
-	eventually(s.t, 10*time.Second, "pod becomes not ready", func() error {
+	eventually(s.t, patience, "pod becomes not ready", func() error {
 		if state := s.podStatus(id).GetState(); state != criv1.PodSandboxState_SANDBOX_NOTREADY {
 			return fmt.Errorf("pod %s is %s", id, state)
 		}

@@ -71,10 +71,10 @@ func TestMissingPluginLosesNoAddress(t *testing.T) {
 	for _, id := range s.pods() {
 		must(t, errors.Join(s.stopPod(id), s.removePod(id)))
 	}
-	s.waitAddresses(0, 30*time.Second)
+	s.waitAddresses(0, patience)
 	id := s.pod(s.podConfig("again"), "")
 	must(t, s.removePod(id))
-	s.waitAddresses(0, time.Second)
+	s.waitAddresses(0, patience)
 }
 
 // A network that cannot be released makes the stop fail, over a restart, until it can.
@@ -103,7 +103,7 @@ func TestFailingReleaseIsReportedAndRepeated(t *testing.T) {
 	nextID := s.pod(next, "")
 	w.set("DEL", "")
 	must(t, errors.Join(s.stopPod(id), s.stopPod(id), s.removePod(id), s.removePod(nextID)))
-	s.waitAddresses(0, time.Second)
+	s.waitAddresses(0, patience)
 	must(t, s.removePod(s.pod(config, "")))
 }
 
@@ -125,7 +125,7 @@ func TestOwedReleaseComesByItself(t *testing.T) {
 	must(t, s.Restart(t.Context(), testenv.Sandboxd))
 	w.set("DEL", "")
 	must(t, s.removePod(id))
-	s.waitAddresses(0, 30*time.Second)
+	s.waitAddresses(0, patience)
 }
 
 // A plugin that hangs when it shall release something keeps no other pod from coming, over a
@@ -184,7 +184,7 @@ func TestHangingReleaseLosesNoAddress(t *testing.T) {
 	for _, id := range append(others, old) {
 		must(t, errors.Join(s.stopPod(id), s.removePod(id)))
 	}
-	s.waitAddresses(0, 40*time.Second)
+	s.waitAddresses(0, patience)
 }
 
 // However a pod's making ends, its addresses come back: the caller's deadline passes, the
@@ -209,7 +209,7 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 				t.Fatal("the pod came up")
 			}
 		}
-		s.waitAddresses(0, 5*time.Second)
+		s.waitAddresses(0, patience)
 	})
 	t.Run("the caller's deadline passes before the failure", func(t *testing.T) {
 		w.set("create", "sleep 2; exit 1")
@@ -225,13 +225,13 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 		}
 		wg.Wait()
 		// All have got as far as the network before any is waited for.
-		eventually(t, 20*time.Second, "every pod gets an address", func() error {
+		eventually(t, patience, "every pod gets an address", func() error {
 			if n := s.networkCalls("ADD", "") - attached; n != 6 {
 				return fmt.Errorf("%d have had one", n)
 			}
 			return nil
 		})
-		s.waitAddresses(0, 20*time.Second)
+		s.waitAddresses(0, patience)
 		w.set("create", "")
 	})
 	t.Run("the network itself outlasts the caller", func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestFailedPodsReleaseTheirAddresses(t *testing.T) {
 			t.Errorf("the network was attached %d times", n)
 		}
 		must(t, s.removePod(id))
-		s.waitAddresses(0, 5*time.Second)
+		s.waitAddresses(0, patience)
 	})
 	t.Run("the range is free again", func(t *testing.T) {
 		must(t, s.removePod(s.pod(s.podConfig("normal"), "")))
@@ -317,7 +317,7 @@ func TestPodWithoutNamespaceIsRemovable(t *testing.T) {
 					t.Errorf("stop: %v", err)
 				}
 			}
-			s.waitAddresses(0, time.Second)
+			s.waitAddresses(0, patience)
 			if s.networkCalls("DEL", id) == 0 {
 				t.Error("the network was not told")
 			}
@@ -348,7 +348,7 @@ func TestStopSurvivesADeathInTheMiddle(t *testing.T) {
 		w.set("DEL", "")
 		must(t, s.WaitReady(t.Context()))
 		must(t, errors.Join(s.stopPod(id), s.stopPod(id)))
-		s.waitAddresses(0, time.Second)
+		s.waitAddresses(0, patience)
 		must(t, s.removePod(id))
 	}
 }

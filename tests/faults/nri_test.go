@@ -199,8 +199,8 @@ func TestBooksAreBalanced(t *testing.T) {
 	ways, config := pod("ways")
 	zero := make(ways, config, "exit-zero", "exit 0")
 	one := make(ways, config, "exit-one", "exit 1")
-	s.waitExit(zero, 20*time.Second)
-	s.waitExit(one, 20*time.Second)
+	s.waitExit(zero, patience)
+	s.waitExit(one, patience)
 	running := make(ways, config, "removed-running", "sleep 1000")
 	must(t, s.removeContainer(running))
 	bad := script("fails-to-start", "")
@@ -236,7 +236,7 @@ func TestBooksAreBalanced(t *testing.T) {
 		c := make(p, config, "c-"+name, "sleep 1000")
 		attempt := script("again-"+name, "exit 0")
 		old := make(p, config, "again-"+name, "exit 0")
-		s.waitExit(old, 20*time.Second)
+		s.waitExit(old, patience)
 		for _, v := range victims {
 			must(t, s.Kill(t.Context(), v))
 		}
@@ -288,7 +288,7 @@ func TestRemovalWhileTheHubIsAwayIsToldLater(t *testing.T) {
 		t.Errorf("the removal took %v without a hub", took)
 	}
 	must(t, s.Run(testenv.NRIHub))
-	eventually(t, 30*time.Second, "books are balanced", func() error { return b.balance(2) })
+	eventually(t, patience, "books are balanced", func() error { return b.balance(2) })
 }
 
 // SF-39: plugins that die at the worst moments cost no pod and leave nothing behind.
@@ -354,23 +354,23 @@ func TestPluginsThatDieUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(time.Duration(scaled(t, 6)) * time.Second)
+	time.Sleep(time.Duration(scaled(t, 3)) * time.Second)
 	// And the hub itself, in the middle of it.
 	must(t, s.Kill(t.Context(), testenv.NRIHub))
 	time.Sleep(time.Second)
 	must(t, s.Run(testenv.NRIHub))
-	time.Sleep(time.Duration(scaled(t, 6)) * time.Second)
+	time.Sleep(time.Duration(scaled(t, 3)) * time.Second)
 	close(stop)
 	load.Wait()
 	dying.Wait()
 	if made.Load() == 0 {
 		t.Fatal("no pod was made")
 	}
-	eventually(t, 40*time.Second, "books are balanced", func() error { return steady.balance(int(2 * made.Load())) })
+	eventually(t, patience, "books are balanced", func() error { return steady.balance(int(2 * made.Load())) })
 	if steady.synchronized() < 2 {
 		t.Error("the plugin was not synchronised by the new hub")
 	}
-	eventually(t, 20*time.Second, "nothing accumulates", func() error {
+	eventually(t, patience, "nothing accumulates", func() error {
 		if now := descriptors(t, s.Pid(testenv.NRIHub)); now > before+5 {
 			return fmt.Errorf("%d descriptors, %d at the beginning", now, before)
 		}
@@ -439,7 +439,7 @@ func TestRequiredPluginsHoldWithoutTheHub(t *testing.T) {
 		t.Errorf("it took %v to decide", took)
 	}
 	must(t, s.Run(testenv.NRIHub))
-	eventually(t, 30*time.Second, "guarded pods are made again", func() error {
+	eventually(t, patience, "guarded pods are made again", func() error {
 		_, err := s.try(guarded("again"), "", 20*time.Second)
 		return err
 	})
@@ -503,7 +503,7 @@ func TestBrokenAndOversizedPlugins(t *testing.T) {
 		_ = c.Close()
 	}
 	must(t, s.removePod(pod))
-	eventually(t, 30*time.Second, "the good plugin misses nothing", func() error {
+	eventually(t, patience, "the good plugin misses nothing", func() error {
 		good.mu.Lock()
 		defer good.mu.Unlock()
 		if len(good.booked) > 0 {

@@ -80,7 +80,7 @@ func (f *steps) of(image string) (all []step) {
 // wait waits for an event about an image.
 func (f *steps) wait(image, what string, wanted func(step) bool) {
 	f.t.Helper()
-	eventually(f.t, 20*time.Second, what, func() error {
+	eventually(f.t, patience, what, func() error {
 		all := f.of(image)
 		if slices.ContainsFunc(all, wanted) {
 			return nil

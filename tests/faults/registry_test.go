@@ -278,7 +278,7 @@ func (s *system) runs(image, name, text string) int32 {
 	id := s.pod(pod, "")
 	config := script("main", text)
 	config.Image.Image = image
-	code := s.waitExit(s.container(id, pod, config), 30*time.Second).GetExitCode()
+	code := s.waitExit(s.container(id, pod, config), patience).GetExitCode()
 	must(s.t, s.stopPod(id))
 	must(s.t, s.removePod(id))
 	return code

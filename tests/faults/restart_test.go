@@ -101,7 +101,7 @@ func TestDamagedImageIsRepaired(t *testing.T) {
 	works := func(t *testing.T, config *criv1.PodSandboxConfig, pod, name string) {
 		t.Helper()
 		id := s.container(pod, config, script(name, "exit 7"))
-		if st := s.waitExit(id, 5*time.Second); st.GetExitCode() != 7 {
+		if st := s.waitExit(id, patience); st.GetExitCode() != 7 {
 			t.Errorf("exit code %d, want 7", st.GetExitCode())
 		}
 		must(t, s.removeContainer(id))
@@ -211,7 +211,7 @@ func TestRestartOfTheNodeBlocksNobody(t *testing.T) {
 		}
 	}
 	for _, id := range containers {
-		st := s.waitExit(id, 5*time.Second)
+		st := s.waitExit(id, patience)
 		if st.GetExitCode() == 0 || st.GetReason() == "" || st.GetFinishedAt() < st.GetStartedAt() {
 			t.Errorf("container: exit code %d, reason %q, finished %d", st.GetExitCode(), st.GetReason(), st.GetFinishedAt())
 		}
@@ -230,9 +230,9 @@ func TestRestartOfTheNodeBlocksNobody(t *testing.T) {
 			t.Errorf("the network was not told of the end of pod %d", n)
 		}
 	}
-	s.waitAddresses(3, time.Second)
+	s.waitAddresses(3, patience)
 	must(t, s.RemoveAll(t.Context()))
-	s.waitAddresses(0, time.Second)
+	s.waitAddresses(0, patience)
 }
 
 // imitateReboot ends everything that a restart of the node ends, and empties what it
@@ -328,7 +328,7 @@ func TestFullDiskDoesNotStopTheRuntime(t *testing.T) {
 	must(t, os.Remove(ballast))
 	must(t, s.Restart(t.Context(), testenv.Sandboxd))
 	id := s.container(pod, config, script("after", "exit 0"))
-	s.waitExit(id, 5*time.Second)
+	s.waitExit(id, patience)
 	must(t, s.removePod(pod))
 }
 
@@ -402,7 +402,7 @@ func TestRestartsChangeNothingThatIsShown(t *testing.T) {
 	})
 	must(t, err)
 	ids = append(ids, s.container(pod, config, script("ended", "exit 9")))
-	s.waitExit(ids[1], 5*time.Second)
+	s.waitExit(ids[1], patience)
 	created, err := s.create(plainPod, plain, script("created", "true"))
 	must(t, err)
 	ids = append(ids, created)
@@ -432,7 +432,7 @@ func TestRestartsChangeNothingThatIsShown(t *testing.T) {
 		}
 	}
 	id := s.container(pod, config, script("new", "echo logged"))
-	if st := s.waitExit(id, 5*time.Second); st.GetLogPath() != filepath.Join(config.GetLogDirectory(), "new.log") {
+	if st := s.waitExit(id, patience); st.GetLogPath() != filepath.Join(config.GetLogDirectory(), "new.log") {
 		t.Errorf("log path is %q", st.GetLogPath())
 	}
 	text, err := os.ReadFile(filepath.Join(config.GetLogDirectory(), "new.log"))
@@ -440,13 +440,13 @@ func TestRestartsChangeNothingThatIsShown(t *testing.T) {
 		t.Errorf("log is %q, %v", text, err)
 	}
 	must(t, s.startContainer(created))
-	s.waitExit(created, 5*time.Second)
+	s.waitExit(created, patience)
 }
 
 // waitPluginsReady waits until the gateway has found the hub again, without which it is ready, too.
 func (s *system) waitPluginsReady() {
 	s.t.Helper()
-	eventually(s.t, 10*time.Second, "the plugins are ready", func() error {
+	eventually(s.t, patience, "the plugins are ready", func() error {
 		answer, err := s.CRI.Status(s.t.Context(), &criv1.StatusRequest{})
 		if err != nil {
 			return err

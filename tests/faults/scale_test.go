@@ -182,7 +182,7 @@ func TestListsOfManyWhilePodsAreMade(t *testing.T) {
 	c.Labels = map[string]string{"io.kubernetes.pod.name": "origin", "io.kubernetes.pod.namespace": "faults", "io.kubernetes.pod.uid": "origin-uid"}
 	c.Annotations = map[string]string{"io.kubernetes.container.hash": "abcdef", "long": strings.Repeat("y", 1000)}
 	container := s.container(pod, origin, c)
-	s.waitExit(container, 10*time.Second)
+	s.waitExit(container, patience)
 	must(t, s.stopPod(pod))
 	must(t, s.Stop(t.Context(), testenv.Sandboxd))
 	records := s.Path("lib", "records.db")

@@ -206,7 +206,7 @@ func TestNoDescriptorReachesAContainer(t *testing.T) {
 					t.Errorf("command: %v", err)
 				}
 				check("command", out)
-				s.waitExit(id, 30*time.Second)
+				s.waitExit(id, patience)
 				raw, err := os.ReadFile(filepath.Join(podConfig.GetLogDirectory(), config.GetLogPath()))
 				if err != nil {
 					t.Errorf("log: %v", err)

@@ -56,7 +56,7 @@ func TestDeadPodIsToldAndReplaced(t *testing.T) {
 				must(t, s.WaitReady(t.Context()))
 			}
 			s.waitNotReady(id)
-			if st := s.waitExit(c, 10*time.Second); st.GetExitCode() == 0 || st.GetReason() == "" || st.GetFinishedAt() == 0 {
+			if st := s.waitExit(c, patience); st.GetExitCode() == 0 || st.GetReason() == "" || st.GetFinishedAt() == 0 {
 				t.Errorf("the container ended with %d, %q at %d", st.GetExitCode(), st.GetReason(), st.GetFinishedAt())
 			}
 			if _, _, err := s.exec(c, "true"); err == nil {
@@ -162,12 +162,12 @@ func (s *system) stormOfCommands(w switches, handler string) {
 			}
 			close(next)
 			<-killed
-			if st := s.waitExit(container, 10*time.Second); st.GetExitCode() != 137 {
+			if st := s.waitExit(container, patience); st.GetExitCode() != 137 {
 				t.Errorf("exit code %d, want 137", st.GetExitCode())
 			}
 			wg.Wait()
 			w.set("exec", "")
-			eventually(t, 5*time.Second, "processes end with their container", func() error {
+			eventually(t, patience, "processes end with their container", func() error {
 				if left := containerPIDs(t, container); len(left) > 0 {
 					return fmt.Errorf("left are %v", left)
 				}
@@ -285,7 +285,7 @@ exec %s "$@"
 		s.waitNotReady(short)
 		must(t, s.removePod(short))
 	}
-	s.waitAddresses(0, 20*time.Second)
+	s.waitAddresses(0, patience)
 	for name := range shims {
 		must(t, s.removePod(s.pod(s.podConfig("pod-"+name), "")))
 	}
@@ -324,7 +324,7 @@ func (s *system) slowUnmount(strace, handler string) {
 	tracer := exec.Command(strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace=umount2", "-e", "inject=umount2:delay_enter=5000000", "-p", strconv.Itoa(shim))
 	must(t, tracer.Start())
 	defer func() { _ = tracer.Process.Kill(); _ = tracer.Wait() }()
-	eventually(t, 5*time.Second, "the shim is traced", func() error {
+	eventually(t, patience, "the shim is traced", func() error {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", shim))
 		if err != nil || strings.Contains(string(text), "TracerPid:\t0\n") {
 			return errors.Join(err, errors.New("no tracer"))
@@ -337,14 +337,14 @@ func (s *system) slowUnmount(strace, handler string) {
 	go func() { stopped <- s.stopPod(slow) }()
 	for n := range scaled(t, 10) {
 		id := s.container(other, otherConfig, script(fmt.Sprintf("c%d", n), "exit 5"))
-		s.waitExit(id, 3*time.Second)
+		s.waitExit(id, patience)
 	}
 	if err := <-stopped; err != nil {
 		t.Logf("first stop: %v", err)
 	}
 	eventually(t, time.Minute, "the pod is stopped", func() error { return s.stopPod(slow) })
 	must(t, errors.Join(s.removePod(slow), s.removePod(other)))
-	eventually(t, 30*time.Second, "the shim is gone", func() error {
+	eventually(t, patience, "the shim is gone", func() error {
 		left := processes(t, func(_ int, cmdline string) bool {
 			return strings.Contains(cmdline, slow) && strings.Contains(cmdline, "shim")
 		})
@@ -497,7 +497,7 @@ func (s *system) stoppedShim(handler string, shared bool) {
 	if syscall.Kill(victim, 0) == nil && !isZombie(victim) {
 		t.Error("the container's process lives on")
 	}
-	if st := s.waitExit(c, time.Second); st.GetExitCode() != 137 {
+	if st := s.waitExit(c, patience); st.GetExitCode() != 137 {
 		t.Errorf("exit code %d, want 137", st.GetExitCode())
 	}
 	must(t, <-removed)
@@ -556,7 +556,7 @@ func TestProcessThatCannotDie(t *testing.T) {
 		t.Errorf("another pod took %s", took)
 	}
 	must(t, os.WriteFile(state, []byte("THAWED"), 0o600))
-	if st := s.waitExit(c, 30*time.Second); st.GetExitCode() != 137 {
+	if st := s.waitExit(c, patience); st.GetExitCode() != 137 {
 		t.Errorf("exit code %d, want 137", st.GetExitCode())
 	}
 	must(t, errors.Join(s.stopPod(pod), s.removePod(pod)))

@@ -113,7 +113,7 @@ func TestClientsOfASilentContainerLeaveNothing(t *testing.T) {
 	}
 	eventually(t, time.Minute, "the clients' streams are closed", settled)
 	must(t, s.stopContainer(id, 1))
-	s.waitExit(id, 10*time.Second)
+	s.waitExit(id, patience)
 }
 
 // Output beyond the limit is thrown away and costs no memory.
@@ -238,7 +238,7 @@ func TestOutputIsCompleteAtTheEnd(t *testing.T) {
 	}
 	// The end of a container is the end of its children; what was written before is in the log.
 	late := s.container(pod, config, script("late", "(sleep 2; echo late) & echo early"))
-	s.waitExit(late, 20*time.Second)
+	s.waitExit(late, patience)
 	text, err := os.ReadFile(s.status(late).GetLogPath())
 	must(t, err)
 	if !strings.Contains(string(text), " stdout F early\n") {
@@ -273,7 +273,7 @@ func TestSizesOfFailedCommandsAreForgotten(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, 30*time.Second, "streams are closed", func() error {
+	eventually(t, patience, "streams are closed", func() error {
 		if now := descriptors(t, s.Pid(testenv.Gateway)); now > before+5 {
 			return fmt.Errorf("%d open files became %d", before, now)
 		}

@@ -266,9 +266,9 @@ func (s *System) Restart(ctx context.Context, p Process) error {
 }
 
 // WaitReady waits until the CRI status says that runtime and network are ready,
-// at most 30 seconds.
+// at most a minute.
 func (s *System) WaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	last := errors.New("no answer yet")
 	for {
@@ -335,7 +335,7 @@ func (s *System) Close(ctx context.Context) ([]string, error) {
 	var leaked []string
 	if s.before != nil {
 		var err error
-		leaked, err = leak.Settle(ctx, s.before, s.leakScope(), 5*time.Second)
+		leaked, err = leak.Settle(ctx, s.before, s.leakScope(), time.Minute)
 		problems = append(problems, err, s.sweep())
 	}
 	if s.Registry != nil {
