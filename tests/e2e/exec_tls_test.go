@@ -50,6 +50,7 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 
 func TestStreamsOverTLS(t *testing.T) {
 	served, clients := t.TempDir(), t.TempDir()
+	must(t, os.Chmod(filepath.Dir(served), 0o755)) // for the gateway
 	cert, key := certificate(t, served)
 	clientCert, clientKey := certificate(t, clients)
 	s := start(t, testenv.Setup{Configure: func(p testenv.Process, settings testenv.Settings) {
