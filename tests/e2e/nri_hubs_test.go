@@ -407,3 +407,102 @@ func TestRequestsGoOverTwoHubs(t *testing.T) {
 		}
 	})
 }
+
+// A plugin that hangs is left out by its own hub and told afterwards; the ends of pods and
+// containers reach each plugin once, whichever hub, or the gateway, is restarted meanwhile.
+func TestEndsComeOnceOverTwoHubs(t *testing.T) {
+	second := newSecondHub(t)
+	s := start(t, testenv.Setup{Configure: func(p testenv.Process, c testenv.Settings) {
+		switch p {
+		case testenv.Gateway:
+			c.Set("nri.more_sockets", []string{second.socket()})
+			c.Set("nri.hold", "2s")
+		case testenv.NRIHub:
+			c.Set("timeouts.request", "1s")
+		default:
+		}
+	}})
+	second.run(s)
+	s.pull(busybox)
+	held := make(chan struct{})
+	here := &plugin{}
+	there := &plugin{adjust: func(c *nri.Container) *nri.ContainerAdjustment {
+		if c.GetName() == "hangs" {
+			<-held
+		}
+		return nil
+	}}
+	here.connect(t, s, "10", "here")
+	second.connect(there, "20", "there")
+	takesPart := func(name string) {
+		eventually(t, name+" takes part", func() error {
+			if info := s.crictl("info"); !strings.Contains(info, name) {
+				return fmt.Errorf("not there in\n%s", info)
+			}
+			return nil
+		})
+	}
+	takesPart("here")
+	takesPart("there")
+	told := func(p *plugin, calls ...string) {
+		t.Helper()
+		eventually(t, "each is told once", func() error {
+			noted := p.noted()
+			for _, want := range calls {
+				n := 0
+				for _, c := range noted {
+					if c == want {
+						n++
+					}
+				}
+				if n != 1 {
+					return fmt.Errorf("%s: told %d times, in %q", want, n, noted)
+				}
+			}
+			return nil
+		})
+	}
+
+	pod, config := s.pod("ends")
+	s.container(pod, config, containerConfig("hangs", "sleep 1000"))
+	if c := s.pluginsCondition(); c.GetStatus() || !strings.Contains(c.GetMessage(), "20-there") {
+		t.Errorf("while a plugin hangs the condition is %v", c)
+	}
+	s.container(pod, config, containerConfig("behind", "sleep 1000"))
+	close(held)
+	told(there, "CreateContainer hangs", "CreateContainer behind")
+
+	one := s.container(pod, config, containerConfig("one", "sleep 1000"))
+	two := s.container(pod, config, containerConfig("two", "sleep 1000"))
+	told(there, "CreateContainer one", "CreateContainer two")
+	second.kill()
+	for _, id := range []string{one, two} {
+		_, err := s.CRI.StopContainer(t.Context(), &criv1.StopContainerRequest{ContainerId: id})
+		must(t, err)
+	}
+	_, err := s.CRI.RemoveContainer(t.Context(), &criv1.RemoveContainerRequest{ContainerId: one})
+	must(t, err)
+	told(here, "StopContainer one", "RemoveContainer one", "StopContainer two")
+	second.run(s)
+	second.connect(there, "20", "there")
+	told(there, "StopContainer one", "RemoveContainer one", "StopContainer two")
+
+	must(t, s.Kill(t.Context(), testenv.NRIHub))
+	must(t, s.Run(testenv.NRIHub))
+	here.stay(t, s, "10", "here")
+	must(t, s.Restart(t.Context(), testenv.Gateway))
+	takesPart("here")
+	takesPart("there")
+	for range 2 {
+		_, err = s.CRI.StopPodSandbox(t.Context(), &criv1.StopPodSandboxRequest{PodSandboxId: pod})
+		must(t, err)
+	}
+	_, err = s.CRI.RemovePodSandbox(t.Context(), &criv1.RemovePodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+	ends := []string{"StopPodSandbox ends", "RemovePodSandbox ends"}
+	for _, c := range []string{"hangs", "behind", "one", "two"} {
+		ends = append(ends, "StopContainer "+c, "RemoveContainer "+c)
+	}
+	told(here, ends...)
+	told(there, ends...)
+}
