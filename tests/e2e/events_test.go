@@ -172,8 +172,10 @@ func TestBusIsAwayWhileContainersEnd(t *testing.T) {
 		"killed, its store deleted": {func(s *system) error {
 			return errors.Join(s.Kill(s.t.Context(), testenv.EventBus), os.RemoveAll(s.Path("lib", "eventbus", "jetstream")))
 		}, again, true},
-		"hanging": {func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGSTOP) },
-			func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGCONT) }, false},
+		"hanging": {
+			func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGSTOP) },
+			func(s *system) error { return syscall.Kill(s.Pid(testenv.EventBus), syscall.SIGCONT) }, false,
+		},
 		"away when the others start": {func(s *system) error {
 			err := s.Kill(s.t.Context(), testenv.EventBus)
 			for _, p := range []testenv.Process{testenv.Sandboxd, testenv.Gateway} {

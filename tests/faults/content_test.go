@@ -409,9 +409,11 @@ func TestOddEntriesOfLayers(t *testing.T) {
 		"hard link to a dir": {[]v1.Layer{layer(t, folder("d"), item{name: "h", link: "d", kind: tar.TypeLink})}, "", ""},
 		"hard link to none":  {[]v1.Layer{layer(t, item{name: "h", link: "none", kind: tar.TypeLink})}, "", ""},
 		"unknown kind":       {[]v1.Layer{layer(t, item{name: "z", kind: 'Z'})}, "", ""},
-		"devices": {headers(&tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8, Mode: 0o666},
-			&tar.Header{Name: "kmsg", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 11, Mode: 0o666}),
-			"cat /disk || cat /kmsg || echo refused", "refused\n"},
+		"devices": {
+			headers(&tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8, Mode: 0o666},
+				&tar.Header{Name: "kmsg", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 11, Mode: 0o666}),
+			"cat /disk || cat /kmsg || echo refused", "refused\n",
+		},
 		"attributes": {headers(&tar.Header{Name: "x", Typeflag: tar.TypeReg, Mode: 0o644, PAXRecords: map[string]string{
 			"SCHILY.xattr.trusted.evil": "1", "SCHILY.xattr.nonsense": "1", "SCHILY.xattr.trusted.overlay.redirect": "/etc", "SCHILY.xattr.user.good": "1",
 		}}), "test ! -s /x && echo there", "there\n"},

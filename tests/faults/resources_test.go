@@ -353,9 +353,13 @@ func TestVeryLargeSpecifications(t *testing.T) {
 		size int
 		want codes.Code
 	}{
-		{"annotation", mib, codes.OK}, {"annotation", 2*mib + 1, codes.InvalidArgument},
-		{"annotation", 4 * mib, codes.InvalidArgument}, {"annotation", 16 * mib, codes.InvalidArgument},
-		{"variable", mib, codes.FailedPrecondition}, {"variable", 4*mib + 1, codes.FailedPrecondition}, {"variable", 16*mib + 1, codes.FailedPrecondition},
+		{"annotation", mib, codes.OK},
+		{"annotation", 2*mib + 1, codes.InvalidArgument},
+		{"annotation", 4 * mib, codes.InvalidArgument},
+		{"annotation", 16 * mib, codes.InvalidArgument},
+		{"variable", mib, codes.FailedPrecondition},
+		{"variable", 4*mib + 1, codes.FailedPrecondition},
+		{"variable", 16*mib + 1, codes.FailedPrecondition},
 	} {
 		config, text := script(fmt.Sprintf("%s-of-%d", tt.what, tt.size), "exit 6"), strings.Repeat("x", tt.size)
 		if tt.what == "annotation" {

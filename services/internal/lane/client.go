@@ -16,8 +16,13 @@ import (
 	lanev1 "github.com/crisp-cri/crisp/proto/gen/crisp/lane/v1"
 )
 
-// retryAfter is how long calls go without a lane after a server was found to have none.
-const retryAfter = time.Minute
+const (
+	// retryAfter is how long calls go without a lane after a server was found to have none.
+	retryAfter = time.Minute
+	// stallAfter is how long one message may wait for a server that reads nothing, on top of all
+	// that the connection holds. Then the lane counts as broken.
+	stallAfter = 5 * time.Second
+)
 
 // Client makes unary calls over a lane of conn; streams, and calls to a server that knows no
 // lanes, go over conn as usual. It is safe for concurrent use and ends with conn.
@@ -73,7 +78,10 @@ func (c *Client) open(ctx context.Context) *opened {
 		return nil
 	}
 	if c.lane == nil || c.lane.broken() {
-		c.lane = &opened{waiting: make(map[uint64]chan *lanev1.OpenResponse), up: make(chan struct{}), down: make(chan struct{})}
+		c.lane = &opened{
+			waiting: make(map[uint64]chan *lanev1.OpenResponse), sending: make(chan struct{}, 1),
+			up: make(chan struct{}), down: make(chan struct{}),
+		}
 		// The lane belongs to no call, and to no call's trace.
 		go c.lane.run(trace.ContextWithSpanContext(context.WithoutCancel(ctx), trace.SpanContext{}), c.conn)
 	}
@@ -102,7 +110,7 @@ func (c *Client) call(ctx context.Context, l *opened, method string, in, out pro
 	}
 	answer := l.await(req)
 	defer l.forget(req.GetId())
-	l.send(req)
+	l.send(ctx, req)
 	select {
 	case resp := <-answer:
 		if resp.GetCode() != 0 {
@@ -115,7 +123,8 @@ func (c *Client) call(ctx context.Context, l *opened, method string, in, out pro
 	case <-l.down:
 		return l.err
 	case <-ctx.Done():
-		l.send(&lanev1.OpenRequest{Id: req.GetId(), Cancel: true})
+		// Nobody waits any longer, so neither may the caller.
+		go l.send(context.WithoutCancel(ctx), &lanev1.OpenRequest{Id: req.GetId(), Cancel: true})
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }
@@ -124,13 +133,15 @@ func (c *Client) call(ctx context.Context, l *opened, method string, in, out pro
 type opened struct {
 	// up is closed when calls can be made, down when none can any more.
 	up, down chan struct{}
-	// stream is set before up is closed.
+	// stream and stop, which breaks the lane, are set before up is closed.
 	stream grpc.BidiStreamingClient[lanev1.OpenRequest, lanev1.OpenResponse]
+	stop   context.CancelFunc
 	// err says why the lane is down; it is set before down is closed.
 	err error
 
-	// sending serialises what goes out.
-	sending sync.Mutex
+	// sending holds something while a message goes out: they go one by one, and a caller waits
+	// for its turn no longer than for its answer.
+	sending chan struct{}
 
 	// mu guards all below.
 	mu      sync.Mutex
@@ -149,7 +160,7 @@ func (l *opened) run(ctx context.Context, conn *grpc.ClientConn) {
 		l.err = ended(err)
 		return
 	}
-	l.stream = stream
+	l.stream, l.stop = stream, cancel
 	close(l.up)
 	for {
 		resp, err := stream.Recv()
@@ -204,9 +215,18 @@ func (l *opened) forget(id uint64) {
 	delete(l.waiting, id)
 }
 
-// send gives up silently when the lane has broken: run sees that too.
-func (l *opened) send(req *lanev1.OpenRequest) {
-	l.sending.Lock()
-	defer l.sending.Unlock()
+// send gives up silently when the lane has broken, which run sees too, or ctx is done. It breaks
+// the lane of a server that reads nothing.
+func (l *opened) send(ctx context.Context, req *lanev1.OpenRequest) {
+	select {
+	case l.sending <- struct{}{}:
+	case <-l.down:
+		return
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-l.sending }()
+	stalled := time.AfterFunc(stallAfter, l.stop)
+	defer stalled.Stop()
 	_ = l.stream.Send(req)
 }

@@ -7,6 +7,6 @@
 // run. Metadata does not travel, and answers of other calls are never waited for.
 //
 // A lane that breaks fails its calls with Unavailable, since nobody knows how far they have
-// come; the next call opens a new one. The server lets calls that it has begun finish
+// come; the next call opens a new one. So does one whose server reads nothing for seconds. The server lets calls that it has begun finish
 // before it stops.
 package lane

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	testv1 "google.golang.org/grpc/interop/grpc_testing"
 
+	lanev1 "github.com/crisp-cri/crisp/proto/gen/crisp/lane/v1"
 	"github.com/crisp-cri/crisp/services/internal/rpc"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
@@ -231,4 +234,57 @@ func TestTraceGoesOn(t *testing.T) {
 		}
 	}
 	t.Errorf("no span below %v", span.SpanContext().SpanID())
+}
+
+// deaf opens lanes and reads nothing from them.
+type deaf struct {
+	lanev1.UnimplementedLaneServiceServer
+}
+
+func (deaf) Open(stream grpc.BidiStreamingServer[lanev1.OpenRequest, lanev1.OpenResponse]) error {
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+// A server that reads nothing holds no caller beyond its time, though all that a connection holds
+// is full, and in the end its lane is given up.
+func TestServerThatReadsNothing(t *testing.T) {
+	t.Parallel()
+	path := socket(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	lanev1.RegisterLaneServiceServer(srv, deaf{})
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(listener) })
+	t.Cleanup(serving.Wait)
+	t.Cleanup(srv.Stop)
+	c, _ := client(t, path)
+	big := &testv1.SimpleRequest{Payload: &testv1.Payload{Body: make([]byte, 64<<10)}}
+	results := make(chan error, 20)
+	for i := range cap(results) {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			if i == 0 {
+				ctx, cancel = context.WithCancel(t.Context())
+			}
+			defer cancel()
+			_, err := c.UnaryCall(ctx, big)
+			results <- err
+		}()
+	}
+	broken := 0
+	for range cap(results) {
+		switch err := testkit.Receive(t, results); {
+		case errdefs.IsUnavailable(err):
+			broken++
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Errorf("got %v", err)
+		}
+	}
+	if broken == 0 {
+		t.Error("the lane is not given up")
+	}
 }

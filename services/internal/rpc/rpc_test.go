@@ -262,8 +262,9 @@ func TestDeadlineFloor(t *testing.T) {
 		return &testv1.SimpleResponse{}, nil
 	}}
 	strict, open := start(t, serverConfig(t), h), start(t, serverConfig(t), h, rpc.WithoutDeadlineFloor())
+	clients := map[*running]testv1.TestServiceClient{strict: dial(t, strict.cfg.Socket.Path, strict.tel), open: dial(t, open.cfg.Socket.Path, open.tel)}
 	call := func(r *running, limit time.Duration) error {
-		_, err := dial(t, r.cfg.Socket.Path, r.tel).UnaryCall(t.Context(), &testv1.SimpleRequest{}, rpc.WithTimeout(limit))
+		_, err := clients[r].UnaryCall(t.Context(), &testv1.SimpleRequest{}, rpc.WithTimeout(limit))
 		return err
 	}
 	if err := call(strict, 10*time.Second); err != nil {

@@ -49,13 +49,13 @@ func Receive[T any](tb testing.TB, c <-chan T) T {
 func Main(m goleak.TestingM, ignored ...goleak.Option) {
 	code := m.Run()
 	if code != 0 {
-		os.Exit(code)
+		os.Exit(code) //nolint:revive // it is what a package's TestMain does
 	}
 	deadline := time.Now().Add(Patience)
 	for {
 		left := goleak.Find(ignored...)
 		if left == nil {
-			os.Exit(0)
+			os.Exit(0) //nolint:revive // likewise
 		}
 		if time.Now().After(deadline) {
 			panic(left)

@@ -264,7 +264,7 @@ func (l *layer) adopt(dir string) error {
 			return fmt.Errorf("attributes of %s: %w", p, err)
 		}
 		err = copyAttributes(fd, st, p)
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		if err != nil {
 			return fmt.Errorf("attributes of %s: %w", p, err)
 		}
@@ -317,7 +317,7 @@ func (l *layer) below(path string) (in *os.File, st unix.Stat_t) {
 			continue
 		}
 		err = unix.Fstat(fd, &st)
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		if err == nil {
 			if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
 				return nil, st // a whiteout
