@@ -1,7 +1,6 @@
 package testkit
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -47,16 +46,11 @@ func Receive[T any](tb testing.TB, c <-chan T) T {
 // not. goleak alone gives them less than half a second; and a failure that is no test's must not be
 // one that goes away when tests are run once more.
 func Main(m goleak.TestingM, ignored ...goleak.Option) {
-	code := m.Run()
-	if code != 0 {
-		os.Exit(code) //nolint:revive // it is what a package's TestMain does
+	if m.Run() != 0 {
+		return // package testing keeps the outcome
 	}
 	deadline := time.Now().Add(Patience)
-	for {
-		left := goleak.Find(ignored...)
-		if left == nil {
-			os.Exit(0) //nolint:revive // likewise
-		}
+	for left := goleak.Find(ignored...); left != nil; left = goleak.Find(ignored...) {
 		if time.Now().After(deadline) {
 			panic(left)
 		}
