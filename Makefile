@@ -169,7 +169,7 @@ clean: ## Remove everything that was built
 test: test-unit test-run test-e2e ## Run all tests: unit tests, `make run`, then end-to-end tests (root)
 
 .PHONY: test-unit
-test-unit: system $(BIN)/gotestsum ## Run the unit tests of all modules under the race detector
+test-unit: system build $(BIN)/gotestsum ## Run the unit tests of all modules under the race detector
 	$(GOTESTSUM) --rerun-fails-abort-on-data-race --packages work -- -race -vet=off -timeout 10m $(TEST_FLAGS)
 
 .PHONY: test-race

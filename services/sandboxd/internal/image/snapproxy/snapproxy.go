@@ -91,7 +91,7 @@ func (s *Snapshotter) call(ctx context.Context, limit time.Duration, do func(con
 	switch {
 	case err == nil, ctx.Err() != nil:
 		return err
-	case limited.Err() != nil:
+	case limited.Err() != nil, errors.Is(err, context.DeadlineExceeded): // the process may see the limit first
 		return &Error{s.name, s.socket, fmt.Errorf("no answer within %v", limit)}
 	case errdefs.IsUnavailable(err):
 		return &Error{s.name, s.socket, err}

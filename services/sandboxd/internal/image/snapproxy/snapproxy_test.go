@@ -28,6 +28,7 @@ type slow struct{ snapshots.Snapshotter }
 func (s slow) Stat(ctx context.Context, key string) (snapshots.Info, error) {
 	if key == "slow" {
 		<-ctx.Done()
+		return snapshots.Info{}, ctx.Err()
 	}
 	return s.Snapshotter.Stat(ctx, key)
 }
@@ -35,6 +36,7 @@ func (s slow) Stat(ctx context.Context, key string) (snapshots.Info, error) {
 func (s slow) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	if key == "slow" {
 		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	mounts, err := s.Snapshotter.Prepare(ctx, key, parent, opts...)
 	if key == "odd" && err == nil {
