@@ -231,7 +231,7 @@ func (s *system) checkMany(cri criv1.RuntimeServiceClient) {
 		{&criv1.ContainerFilter{}, manyContainers + 1},
 		{&criv1.ContainerFilter{Id: copies('b', 4321)}, 1},
 		{&criv1.ContainerFilter{Id: "b0432"}, 10},
-		{&criv1.ContainerFilter{Id: "c"}, 0},
+		{&criv1.ContainerFilter{Id: "bffff"}, 0},
 		{&criv1.ContainerFilter{State: exited}, manyContainers + 1},
 		{&criv1.ContainerFilter{State: running}, 0},
 		{&criv1.ContainerFilter{PodSandboxId: copies('a', 7)}, manyContainers / manySandboxes},
