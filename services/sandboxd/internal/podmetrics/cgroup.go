@@ -67,11 +67,6 @@ func memory() []metric {
 			name: "container_hugetlb_max_usage_bytes", help: "Most huge pages that were in use at a time, in bytes.",
 			kind: criv1.MetricType_GAUGE, labels: []string{"pagesize"},
 			points: hugePages(func(h HugePages) (uint64, bool) { return h.Max, h.MaxKnown }),
-		},
-		metric{
-			name: "container_hugetlb_failcnt", help: "Times that the use of huge pages met its limit.",
-			kind: criv1.MetricType_COUNTER, labels: []string{"pagesize"},
-			points: hugePages(func(h HugePages) (uint64, bool) { return h.Failures, true }),
 		})
 }
 

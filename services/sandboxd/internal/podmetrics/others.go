@@ -22,28 +22,7 @@ func blockDevices() []metric {
 	}
 	bytes := func(d Device) map[string]uint64 { return d.Bytes }
 	ios := func(d Device) map[string]uint64 { return d.IOs }
-	cost := func(name, help string, value func(*Cost) uint64) metric {
-		return metric{
-			name: name, help: help, kind: criv1.MetricType_COUNTER, labels: []string{"device"},
-			points: func(s Sample) []point {
-				return eachDevice(s, func(d Device, name string) []point {
-					if d.Cost == nil {
-						return nil
-					}
-					return []point{{labels: []string{name}, value: seconds(value(d.Cost))}}
-				})
-			},
-		}
-	}
 	return []metric{
-		cost("container_fs_io_cost_usage_seconds_total", "Time of block devices used by the kernel's cost model, in seconds.",
-			func(c *Cost) uint64 { return c.Usage }),
-		cost("container_fs_io_cost_wait_seconds_total", "Time held back by the kernel's cost model, in seconds.",
-			func(c *Cost) uint64 { return c.Wait }),
-		cost("container_fs_io_cost_indebt_seconds_total", "Time in debt by the kernel's cost model, in seconds.",
-			func(c *Cost) uint64 { return c.Indebt }),
-		cost("container_fs_io_cost_indelay_seconds_total", "Time delayed for a debt by the kernel's cost model, in seconds.",
-			func(c *Cost) uint64 { return c.Indelay }),
 		of("container_fs_reads_bytes_total", "Bytes read from block devices.", "Read", bytes),
 		of("container_fs_reads_total", "Reads from block devices.", "Read", ios),
 		of("container_fs_writes_bytes_total", "Bytes written to block devices.", "Write", bytes),

@@ -21,10 +21,9 @@ func full() podmetrics.Sample {
 		Cgroup: &podmetrics.Figures{
 			CPU: 7_900_000_000, Memory: 1000, InactiveFile: 300, Quota: 20000, BurstTime: 6e9, CPUPSI: psi, MemoryPSI: psi, IOPSI: psi,
 			Own: podmetrics.Faults{Minor: 1, Major: 2}, Hierarchy: podmetrics.Faults{Minor: 3, Major: 4},
-			HugePages: []podmetrics.HugePages{{Size: "2MB", Usage: 10, Max: 20, MaxKnown: true, Failures: 3}, {Size: "1GB"}},
+			HugePages: []podmetrics.HugePages{{Size: "2MB", Usage: 10, Max: 20, MaxKnown: true}, {Size: "1GB"}},
 			Devices: []podmetrics.Device{{
 				Major: 8, Minor: 1, Bytes: map[string]uint64{"Read": 4096, "Write": 1}, IOs: map[string]uint64{"Read": 2},
-				Cost: &podmetrics.Cost{Usage: 1e9, Wait: 2e9, Indebt: 3e9, Indelay: 4e9},
 			}},
 		},
 		Processes:  &podmetrics.Processes{Count: 1, FileDescriptors: 5, Sockets: 2, OpenFilesLimit: 1024, Running: 3, Sleeping: 4},
@@ -59,7 +58,7 @@ func TestDescribedAndSentAgree(t *testing.T) {
 			t.Errorf("%s comes twice", key)
 		}
 		series[key] = true
-		if counter := m.GetMetricType() == criv1.MetricType_COUNTER; counter != strings.HasSuffix(m.GetName(), "_total") && !slices.Contains([]string{"container_memory_failcnt", "container_hugetlb_failcnt", "container_fs_inodes_total"}, m.GetName()) {
+		if counter := m.GetMetricType() == criv1.MetricType_COUNTER; counter != strings.HasSuffix(m.GetName(), "_total") && !slices.Contains([]string{"container_memory_failcnt", "container_fs_inodes_total"}, m.GetName()) {
 			t.Errorf("%s has the type %v", m.GetName(), m.GetMetricType())
 		}
 	}
@@ -74,10 +73,8 @@ func TestValues(t *testing.T) {
 	t.Parallel()
 	base := []string{"c", "/pod/1", "busybox", "1", "ns", "p"}
 	for name, want := range map[string][]*criv1.Metric{
-		"container_cpu_usage_seconds_total":       {point(7, 0, base, "total")},
-		"container_cpu_cfs_burst_seconds_total":   {point(6, 0, base)},
-		"container_hugetlb_failcnt":               {point(3, 0, base, "2MB"), point(0, 0, base, "1GB")},
-		"container_fs_io_cost_wait_seconds_total": {point(2, 0, base, "/dev/8-1")},
+		"container_cpu_usage_seconds_total":     {point(7, 0, base, "total")},
+		"container_cpu_cfs_burst_seconds_total": {point(6, 0, base)},
 		"container_tasks_state": {
 			point(4, 0, base, "sleeping"), point(3, 0, base, "running"), point(0, 0, base, "stopped"), point(0, 0, base, "uninterruptible"),
 		},

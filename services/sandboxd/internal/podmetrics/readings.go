@@ -40,13 +40,12 @@ type Figures struct {
 // Faults are page faults.
 type Faults struct{ Minor, Major uint64 }
 
-// HugePages is the use of huge pages of one size, such as "2MB". Failures counts how often
-// it met its limit; Max is there for version 1 only.
+// HugePages is the use of huge pages of one size, such as "2MB". Max is there for
+// version 1 only.
 type HugePages struct {
-	Size            string
-	Usage, Failures uint64
-	Max             uint64
-	MaxKnown        bool
+	Size       string
+	Usage, Max uint64
+	MaxKnown   bool
 }
 
 // Device is the use of a block device: bytes and operations by kind of operation, in the
@@ -54,13 +53,7 @@ type HugePages struct {
 type Device struct {
 	Major, Minor uint64
 	Bytes, IOs   map[string]uint64
-	Cost         *Cost // nil if the kernel does not cost the device's work
 }
-
-// Cost is what the cost model of a block device (io.cost) makes of the group's work, in
-// nanoseconds: the device's time that was used, and the time for which the group was held
-// back, had a debt, and was delayed because of it.
-type Cost struct{ Usage, Wait, Indebt, Indelay uint64 }
 
 // Interface is the traffic of a network interface since it was made.
 type Interface struct {

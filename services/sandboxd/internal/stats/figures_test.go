@@ -32,7 +32,6 @@ func TestMeasureVersion1(t *testing.T) {
 		"pids/c/pids.max":                              "max\n",
 		"hugetlb/c/hugetlb.2MB.usage_in_bytes":         "10\n",
 		"hugetlb/c/hugetlb.2MB.max_usage_in_bytes":     "20\n",
-		"hugetlb/c/hugetlb.2MB.failcnt":                "3\n",
 		"hugetlb/c/hugetlb.2MB.rsvd.usage_in_bytes":    "99\n",
 		"blkio/c/blkio.throttle.io_service_bytes":      "8:0 Read 4096\n8:0 Write 1\nTotal 4097\n",
 		"blkio/c/blkio.throttle.io_serviced_recursive": "8:0 Read 2\n",
@@ -43,7 +42,7 @@ func TestMeasureVersion1(t *testing.T) {
 		CPU:   5e9, User: 3e9, System: 1e9, Periods: 10, Throttled: 4, ThrottledTime: 12345, Bursts: 2, BurstTime: 77, Shares: 1024, Period: 100000,
 		Memory: 1000, MaxMemory: 2000, MemoryFailures: 6, MemoryLimit: 4000, OOMKills: 3, Cache: 5, MappedFile: 6, ActiveFile: 8,
 		Own: podmetrics.Faults{Minor: 1, Major: 2}, Hierarchy: podmetrics.Faults{Minor: 3, Major: 4}, Tasks: 2,
-		HugePages: []podmetrics.HugePages{{Size: "2MB", Usage: 10, Failures: 3, Max: 20, MaxKnown: true}},
+		HugePages: []podmetrics.HugePages{{Size: "2MB", Usage: 10, Max: 20, MaxKnown: true}},
 		Devices:   []podmetrics.Device{{Major: 8, Bytes: map[string]uint64{"Read": 4096, "Write": 1}, IOs: map[string]uint64{"Read": 2}}},
 		IOPSI:     &criv1.PsiStats{Some: &criv1.PsiData{Total: 7000}},
 	}
@@ -67,7 +66,6 @@ func TestMeasureVersion2(t *testing.T) {
 		"a.slice/a-b.slice/pids.max":            "9\n",
 		"a.slice/a-b.slice/io.stat":             "8:16 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6 cost.vrate=100.00 cost.usage=1 cost.wait=2 cost.indebt=3 cost.indelay=4\n\nbad\n",
 		"a.slice/a-b.slice/hugetlb.1GB.current": "10\n",
-		"a.slice/a-b.slice/hugetlb.1GB.events":  "max 5\n",
 	}), true)
 	got, ok := r.MeasurePod("a-b.slice")
 	want := podmetrics.Figures{
@@ -77,11 +75,10 @@ func TestMeasureVersion2(t *testing.T) {
 		Memory: 1000, MaxMemory: 2000, MemoryReservation: 50, MemoryFailures: 6, OOMKills: 3,
 		RSS: 4, Cache: 5, MappedFile: 6, ActiveFile: 8, Kernel: 3,
 		Own: podmetrics.Faults{Minor: 1, Major: 2}, Hierarchy: podmetrics.Faults{Minor: 1, Major: 2}, TasksMax: 9,
-		HugePages: []podmetrics.HugePages{{Size: "1GB", Usage: 10, Failures: 5}},
+		HugePages: []podmetrics.HugePages{{Size: "1GB", Usage: 10}},
 		Devices: []podmetrics.Device{{
 			Major: 8, Minor: 16,
 			Bytes: map[string]uint64{"Read": 1, "Write": 2, "Discard": 5}, IOs: map[string]uint64{"Read": 3, "Write": 4, "Discard": 6},
-			Cost: &podmetrics.Cost{Usage: 1000, Wait: 2000, Indebt: 3000, Indelay: 4000},
 		}},
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || !ok {

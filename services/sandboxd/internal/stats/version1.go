@@ -71,7 +71,6 @@ func (r *Reader) more1(group string, f *podmetrics.Figures) {
 	for i := range f.HugePages {
 		h := &f.HugePages[i]
 		h.Max, h.MaxKnown = r.number("hugetlb", group, "hugetlb."+h.Size+".max_usage_in_bytes"), true
-		h.Failures = r.number("hugetlb", group, "hugetlb."+h.Size+".failcnt")
 	}
 	for _, file := range []string{"blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"} {
 		if text := r.text("blkio", group, file); text != "" {

@@ -62,9 +62,6 @@ func (r *Reader) more2(group string, f *podmetrics.Figures) {
 	f.MemoryFailures, f.OOMKills = events["max"], events["oom_kill"]
 	f.TasksMax = parse(r.text("", group, "pids.max"))
 	f.HugePages = r.hugePages("", group, ".current")
-	for i := range f.HugePages {
-		f.HugePages[i].Failures = r.keyed("", group, "hugetlb."+f.HugePages[i].Size+".events")["max"]
-	}
 	for line := range strings.Lines(r.text("", group, "io.stat")) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
@@ -98,23 +95,7 @@ func count(d *podmetrics.Device, name string, n uint64) {
 		d.IOs["Write"] = n
 	case "dios":
 		d.IOs["Discard"] = n
-	case "cost.usage":
-		cost(d).Usage = microseconds(n)
-	case "cost.wait":
-		cost(d).Wait = microseconds(n)
-	case "cost.indebt":
-		cost(d).Indebt = microseconds(n)
-	case "cost.indelay":
-		cost(d).Indelay = microseconds(n)
 	}
-}
-
-// cost is the cost of a device, made when it is first asked for.
-func cost(d *podmetrics.Device) *podmetrics.Cost {
-	if d.Cost == nil {
-		d.Cost = &podmetrics.Cost{}
-	}
-	return d.Cost
 }
 
 // kernelMemory is the kernel's own part; old kernels give only its pieces.
