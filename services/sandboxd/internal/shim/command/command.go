@@ -32,8 +32,9 @@ import (
 const (
 	// maxMessage is how much of a shim's standard error goes into an error.
 	maxMessage = 4 << 10
-	// pipeDelay is how long the output of an ended shim command may be kept open by others.
-	pipeDelay = 500 * time.Millisecond
+	// pipeDelay is how long the output of an ended shim command may be kept open by others. Within it
+	// this process must get to read what the command wrote, and on a busy node that takes a while.
+	pipeDelay = 5 * time.Second
 )
 
 // errTooMuch says that a shim printed more than it may.

@@ -31,7 +31,7 @@ const (
 	// deleteTime bounds the runtime's delete command.
 	deleteTime = 10 * time.Second
 	// outputDelay is how long the output of the ended command may be kept open by others.
-	outputDelay = 500 * time.Millisecond
+	outputDelay = 5 * time.Second
 	// maxSaid is how much of what the command said goes into an error.
 	maxSaid = 512
 )
