@@ -94,7 +94,7 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 // keepSets completes what takes a change back by the sets of processors and memory nodes that
 // are in force: a container that was given none has its parent's, and no value stands for that.
 func (u *UseCases) keepSets(rec *recordv1.Container, change, undo *specs.LinuxResources) {
-	if change.CPU == nil {
+	if change.CPU == nil || change.CPU.Cpus == "" && change.CPU.Mems == "" {
 		return
 	}
 	if undo.CPU == nil {
