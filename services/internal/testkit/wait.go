@@ -33,13 +33,13 @@ func Eventually(tb testing.TB, limit time.Duration, try func() error) {
 // Receive returns what comes out of c, and fails the test if nothing does.
 func Receive[T any](tb testing.TB, c <-chan T) T {
 	tb.Helper()
+	var v T
 	select {
-	case v := <-c:
-		return v
+	case v = <-c:
 	case <-time.After(Patience):
 		tb.Fatalf("nothing came within %v", Patience)
-		panic("unreachable")
 	}
+	return v
 }
 
 // Main runs the tests of a package, gives their goroutines Patience to end in, and panics if some do
