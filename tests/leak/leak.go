@@ -1,11 +1,12 @@
 // Package leak finds what a run of the runtime left behind on the machine.
 //
 // Take lists what a runtime makes: processes, mounts, cgroups, network links,
-// packet filter rules, sockets, FIFOs and files. The difference of two
+// packet filter rules, sockets, FIFOs and files, also those that are passed to an
+// OCI runtime in the machine's folder for temporary files. The difference of two
 // snapshots is what was not taken down between them. Processes that have ended
 // but were not yet reaped by their parent do not count. Only what belongs to
-// the caller's mount and network namespace is looked at, so that other work on
-// the same machine does not show.
+// the caller's mount and network namespace is looked at, apart from those, so that other
+// work on the same machine does not show.
 //
 // The package reports; it removes nothing.
 package leak
@@ -46,6 +47,7 @@ func Take(ctx context.Context, scope Scope) (Snapshot, error) {
 		"iptables": filterRules,
 		"socket":   sockets,
 		"file":     files,
+		"passed":   passed,
 	} {
 		found, err := read(ctx, scope)
 		if err != nil {

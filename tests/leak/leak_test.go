@@ -13,7 +13,7 @@ import (
 
 func TestSinceNamesOnlyWhatIsNew(t *testing.T) {
 	dir := t.TempDir()
-	scope := Scope{Dirs: []string{dir}, Ignore: []*regexp.Regexp{regexp.MustCompile(`^(process|socket|mount|cgroup|link|iptables): `)}}
+	scope := Scope{Dirs: []string{dir}, Ignore: []*regexp.Regexp{regexp.MustCompile(`^(process|socket|mount|cgroup|link|iptables|passed): `)}}
 	write(t, filepath.Join(dir, "old"))
 	before, err := Take(t.Context(), scope)
 	if err != nil {
@@ -35,7 +35,7 @@ func TestSinceNamesOnlyWhatIsNew(t *testing.T) {
 
 func TestSettleWaitsForWhatGoesAwayByItself(t *testing.T) {
 	dir := t.TempDir()
-	scope := Scope{Dirs: []string{dir}, Ignore: []*regexp.Regexp{regexp.MustCompile(`^(process|socket|mount|cgroup|link|iptables): `)}}
+	scope := Scope{Dirs: []string{dir}, Ignore: []*regexp.Regexp{regexp.MustCompile(`^(process|socket|mount|cgroup|link|iptables|passed): `)}}
 	before, err := Take(t.Context(), scope)
 	if err != nil {
 		t.Fatal(err)
@@ -47,6 +47,29 @@ func TestSettleWaitsForWhatGoesAwayByItself(t *testing.T) {
 	leaked, err := Settle(t.Context(), before, scope, 10*time.Second)
 	if err != nil || len(leaked) != 0 {
 		t.Errorf("Settle = %q, %v", leaked, err)
+	}
+}
+
+func TestWhatIsPassedToRuntimesCounts(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	before, err := Take(t.Context(), Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "runc-process1"))
+	if err := os.Mkdir(filepath.Join(dir, "pty2"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "pty2", "pty.sock"))
+	after, err := Take(t.Context(), Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"runc-process1", "pty2/pty.sock"} {
+		if got := after.Since(before); !slices.Contains(got, "passed: "+filepath.Join(dir, want)) {
+			t.Errorf("Since = %q, without %s", got, want)
+		}
 	}
 }
 

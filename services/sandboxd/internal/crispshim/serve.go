@@ -33,6 +33,11 @@ const (
 	socketFD = 3
 	// maxProcs keeps the threads few, which each cost memory.
 	maxProcs = 2
+	// folderVariable names the folder in which the runtime client puts what it passes to the
+	// runtime: descriptions of execs, with the environment in them, and sockets of terminals. It is
+	// the shim's bundle, with which it goes if the shim is killed meanwhile, by a path that is short
+	// enough for a socket. The runtime is always told its own folder and does not go by it.
+	folderVariable = "XDG_RUNTIME_DIR"
 	// gcPercent keeps the heap close to what is in use.
 	gcPercent = 30
 	// flushTime bounds the sending of the last events when the shim ends.
@@ -77,8 +82,11 @@ func serve(ctx context.Context, i invocation, l net.Listener, ready func() error
 		stop: stop, log: log, reaper: reaper.New(), memory: newTrimmer(),
 		events: publish.New(os.Getenv("TTRPC_ADDRESS"), i.namespace, log),
 	}
-	// The runtime client has no other place for it.
+	// The runtime client has no other place for these.
 	runc.Monitor = s.reaper.Monitor()
+	if err := os.Setenv(folderVariable, fmt.Sprintf("/proc/%d/cwd", os.Getpid())); err != nil {
+		return err
+	}
 	host := task.Host{Namespace: i.namespace, Reaper: s.reaper, Publish: s.events.Publish, Log: log}
 	var streams *attach.Server
 	services := service.New(host, filepath.Join(wd, optionsFile), func(ctx context.Context) error { return streams.Listen(ctx) }, stop)

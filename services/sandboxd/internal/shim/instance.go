@@ -294,7 +294,11 @@ func (i *Instance) launch(ctx context.Context) error {
 	if err := i.openLog(); err != nil {
 		return err
 	}
-	shim := command.Shim{Path: i.meta.ShimPath, ID: i.ID(), Dir: i.bundle.Dir()}
+	passing, err := i.m.sockets.Passing(i.ID())
+	if err != nil {
+		return fmt.Errorf("folder of shim %q: %w", i.meta.ShimPath, err)
+	}
+	shim := command.Shim{Path: i.meta.ShimPath, ID: i.ID(), Dir: i.bundle.Dir(), Passing: passing}
 	e, err := i.m.commands.Start(ctx, shim, i.options, i.m.cfg.Timeouts.Start)
 	if err != nil {
 		return err

@@ -34,11 +34,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/sockets"
 )
 
-const (
-	// maxSocketDir leaves room for the 64 characters and the slash that a shim appends.
-	maxSocketDir = 106 - 65
-	bootIDFile   = "/proc/sys/kernel/random/boot_id"
-)
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // Timeouts are the limits of single steps. A zero means the default.
 type Timeouts struct {
@@ -70,7 +66,7 @@ type Config struct {
 	// Version is told to shims as the version of the runtime.
 	Version string
 	// Env is added to the environment of shims, which is PATH, the variables of
-	// OpenTelemetry and those of the protocol, and nothing else.
+	// OpenTelemetry, those of the protocol and XDG_RUNTIME_DIR, and nothing else.
 	Env []string
 	// Debug makes shims log more.
 	Debug bool
@@ -108,9 +104,9 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*Manager, error) {
 	if cfg.Dir == "" || cfg.EventsSocket == "" {
 		return nil, fmt.Errorf("shim manager: folder and event socket are needed: %w", errdefs.ErrInvalidArgument)
 	}
-	if len(cfg.SocketDir) > maxSocketDir {
+	if len(cfg.SocketDir) > sockets.MaxDir {
 		return nil, fmt.Errorf("shim socket folder %q is longer than %d characters: %w",
-			cfg.SocketDir, maxSocketDir, errdefs.ErrInvalidArgument)
+			cfg.SocketDir, sockets.MaxDir, errdefs.ErrInvalidArgument)
 	}
 	if cfg.Address == "" {
 		cfg.Address = cfg.EventsSocket

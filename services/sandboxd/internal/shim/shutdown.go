@@ -57,7 +57,7 @@ func (m *Manager) removeUnknown(ctx context.Context, sandboxID string) error {
 		return nil //nolint:nilerr // such an id cannot have anything
 	}
 	if _, err := os.Lstat(b.Dir()); err != nil {
-		return nil //nolint:nilerr // nothing is left
+		return m.sockets.RemovePassing(sandboxID) // nothing else is left
 	}
 	meta, err := b.Meta()
 	if err != nil {
@@ -116,7 +116,8 @@ func (i *Instance) discard(ctx context.Context) error {
 	e := i.endpoint
 	i.mu.Unlock()
 	i.m.sockets.Remove(e.SocketPath(), i.bundle.Dir())
-	if err = errors.Join(err, i.bundle.Remove()); err != nil {
+	// The bundle is the last to go: the rest is found by it.
+	if err = errors.Join(err, i.m.sockets.RemovePassing(i.ID()), i.bundle.Remove()); err != nil {
 		i.set(stateDead)
 		return fmt.Errorf("sandbox %q: %w", i.ID(), err)
 	}

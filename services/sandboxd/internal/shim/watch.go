@@ -120,6 +120,9 @@ func (i *Instance) bury(ctx context.Context) {
 	e := i.endpoint
 	i.mu.Unlock()
 	i.m.sockets.Remove(e.SocketPath(), i.bundle.Dir())
+	if err := i.m.sockets.RemovePassing(i.ID()); err != nil {
+		i.log.WarnContext(ctx, "files of dead shim", slog.String("error", err.Error()))
+	}
 	i.set(stateDead)
 }
 

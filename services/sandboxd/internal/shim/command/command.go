@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -51,8 +52,8 @@ type Config struct {
 	Address string
 	// Version is the version of the runtime.
 	Version string
-	// Env is added to the environment of shims, which is PATH, the variables of OpenTelemetry
-	// and those of the protocol, and nothing else.
+	// Env is added to the environment of shims, which is PATH, the variables of OpenTelemetry,
+	// those of the protocol and the folder Passing, and nothing else.
 	Env []string
 	// Debug makes shims log more.
 	Debug bool
@@ -100,6 +101,9 @@ type Shim struct {
 	ID string
 	// Dir is the bundle, in which the command works.
 	Dir string
+	// Passing is a folder for what the shim passes to its OCI runtime; empty: the folder of
+	// temporary files. The clients of OCI runtimes take it from XDG_RUNTIME_DIR.
+	Passing string
 }
 
 // call is one run of a shim's binary.
@@ -128,6 +132,9 @@ func (r *Runner) run(ctx context.Context, c call) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.Path, append(args, c.action)...)
 	cmd.Dir = c.Dir
 	cmd.Env = r.env
+	if c.Passing != "" {
+		cmd.Env = append(slices.Clone(r.env), "XDG_RUNTIME_DIR="+c.Passing)
+	}
 	cmd.Stdin = bytes.NewReader(c.stdin)
 	stdout := &capped{limit: maxAnswer, fail: true}
 	stderr := &capped{limit: maxMessage}

@@ -1,6 +1,8 @@
-// Package sockets removes the sockets that shims left in the folder where they put them: a shim
-// that is killed, or a start that ends before it has told its address, leaves one that nobody
-// else knows of.
+// Package sockets keeps the folder where shims put their sockets.
+//
+// It removes those that are left there: a shim that is killed, or a start that ends before it has
+// told its address, leaves one that nobody else knows of. Each shim has a folder below for what it
+// passes to its OCI runtime (Passing), which goes with the shim.
 package sockets
 
 import (
