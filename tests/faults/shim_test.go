@@ -216,13 +216,14 @@ func TestUnusableShimFailsOnlyItsPod(t *testing.T) {
 	must(t, os.Chmod(folder, 0o755))
 	real, err := testenv.Binary("containerd-shim-runc-v2")
 	must(t, err)
+	sleeps := fmt.Sprintf("sleep 1234.%d", os.Getpid()) // told from those of other runs
 	shims := map[string]struct{ text, says string }{
 		"failing": {"echo out of cheese >&2; exit 1", "out of cheese"},
 		"nobody":  {"printf unix:///run/nobody-listens-here.sock", "nobody-listens-here"},
 		"rubbish": {"head -c 10000000 /dev/urandom", "too long"},
-		"silent":  {"exec sleep 1234", "no answer"},
+		"silent":  {"exec " + sleeps, "no answer"},
 		"empty":   {"exit 0", ""},
-		"child":   {"sleep 1234 & sleep 1234", "no answer"},
+		"child":   {sleeps + " & " + sleeps, "no answer"},
 	}
 	s := start(t, testenv.Setup{Configure: onSandboxd(func(settings testenv.Settings) {
 		settings.Set("runtime.shim.start_timeout", "2s")
@@ -289,7 +290,7 @@ exec %s "$@"
 	for name := range shims {
 		must(t, s.removePod(s.pod(s.podConfig("pod-"+name), "")))
 	}
-	if left := processes(t, func(_ int, cmdline string) bool { return strings.Contains(cmdline, "sleep 1234") }); len(left) > 0 {
+	if left := processes(t, func(_ int, cmdline string) bool { return strings.Contains(cmdline, sleeps) }); len(left) > 0 {
 		t.Errorf("processes of bad shims are left: %v", left)
 	}
 }

@@ -270,7 +270,7 @@ func testPauseUpdateStats(t *testing.T, n *node) {
 	if err := n.tasks.Update(t.Context(), sb, id, &runtimespec.LinuxResources{CPU: &runtimespec.LinuxCPU{Shares: &shares}}, nil); err != nil {
 		t.Error(err)
 	}
-	if data, err := os.ReadFile("/sys/fs/cgroup/cpu/crisp-shimtest/" + id + "/cpu.shares"); err == nil && string(data) != "512\n" {
+	if data, err := os.ReadFile("/sys/fs/cgroup/cpu/" + shimtest.Group() + "/" + id + "/cpu.shares"); err == nil && string(data) != "512\n" {
 		t.Errorf("shares %q", data)
 	}
 	if a, err := n.tasks.Stats(t.Context(), sb, id); err != nil || !strings.HasPrefix(a.GetTypeUrl(), "io.containerd.cgroups.") {
@@ -319,7 +319,7 @@ func testSandboxUpdate(t *testing.T, n *node) {
 			t.Error(err)
 		}
 	}
-	if data, err := os.ReadFile("/sys/fs/cgroup/cpu/crisp-shimtest/" + own + "/cpu.shares"); err == nil && string(data) != "300\n" {
+	if data, err := os.ReadFile("/sys/fs/cgroup/cpu/" + shimtest.Group() + "/" + own + "/cpu.shares"); err == nil && string(data) != "300\n" {
 		t.Errorf("shares %q", data)
 	}
 }
@@ -366,7 +366,7 @@ func TestShutdownLeavesNothing(t *testing.T) {
 		if err := syscall.Kill(int(st.ShimPid), 0); err == nil && !zombie(st.ShimPid) {
 			t.Error("shim lives")
 		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/*/crisp-shimtest/" + id); len(left) > 0 {
+		if left := shimtest.Groups(id); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
 		mounts, err := os.ReadFile("/proc/self/mountinfo")

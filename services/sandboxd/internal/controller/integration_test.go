@@ -85,7 +85,6 @@ func newNode(t *testing.T, handler func(t testing.TB, dir string) pod.Handler) *
 				t.Errorf("left behind: %s/%s", sub, e.Name())
 			}
 		}
-		_ = os.RemoveAll(filepath.Join("/sys/fs/cgroup/pids/crisp-shimtest"))
 	})
 	return n
 }
@@ -322,7 +321,7 @@ func testEntryPointNotFoundLeavesNothing(t *testing.T, n *node) {
 		if _, err := n.tasks.State(t.Context(), sb, id, ""); !errdefs.IsNotFound(err) {
 			t.Errorf("state: %v", err)
 		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/*/crisp-shimtest/" + id); len(left) > 0 {
+		if left := shimtest.Groups(id); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
 	}
@@ -691,10 +690,8 @@ func testSharedInitOfADeadShim(t *testing.T, n *node) {
 	if err := n.ctl.Shutdown(t.Context(), id); err != nil {
 		t.Error(err)
 	}
-	for _, pattern := range []string{filepath.Join(n.dir, "runc", "*", id), "/sys/fs/cgroup/*/crisp-shimtest/" + id} {
-		if left, _ := filepath.Glob(pattern); len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
+	if left := n.leftOf(id); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/port"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/shimtest"
 )
 
 // state is the folder of the OCI runtime for a container.
@@ -22,17 +23,13 @@ func (n *node) state(id string) string { return filepath.Join(n.handler.Root, "k
 
 // clear removes what shims left of a container, by what a record knows of it.
 func (n *node) clear(id string) error {
-	return n.tasks.Clear(n.t.Context(), n.handler, id, "/crisp-shimtest/"+id)
+	return n.tasks.Clear(n.t.Context(), n.handler, id, "/"+shimtest.Group()+"/"+id)
 }
 
 // leftOf lists what is left of a container outside of bundles.
 func (n *node) leftOf(id string) []string {
-	var all []string
-	for _, pattern := range []string{n.state(id), "/sys/fs/cgroup/*/crisp-shimtest/" + id} {
-		left, _ := filepath.Glob(pattern)
-		all = append(all, left...)
-	}
-	return all
+	left, _ := filepath.Glob(n.state(id))
+	return append(left, shimtest.Groups(id)...)
 }
 
 // The state of the OCI runtime that cannot be removed is neither forgotten nor taken for

@@ -24,13 +24,12 @@ func control(t *testing.T, id string) (enter func(pid int)) {
 	if _, err := os.Stat(root); err != nil {
 		root = "/sys/fs/cgroup"
 	}
-	dir := filepath.Join(root, "crisp-shimtest", id)
+	dir := filepath.Join(root, shimtest.Group(), id)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		testkit.Eventually(t, testkit.Patience, func() error { return os.Remove(dir) })
-		_ = os.Remove(filepath.Dir(dir))
 	})
 	return func(pid int) {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -214,6 +215,21 @@ func copyFile(to, from string) error {
 	return os.WriteFile(to, data, 0o755)
 }
 
+// Group is the name of the control group above those of the containers of Spec. Each test program
+// has one of its own, so that several can run side by side. Tests.Run removes it.
+func Group() string { return "crisp-shimtest-" + strconv.Itoa(os.Getpid()) }
+
+// Groups are the control groups of a container of Spec, in all hierarchies; without an id, those
+// above.
+func Groups(id string) []string {
+	var found []string
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		all, _ := filepath.Glob(filepath.Join(root, Group(), id)) // the pattern is well-formed
+		found = append(found, all...)
+	}
+	return found
+}
+
 // Spec is the OCI specification of a container.
 func Spec(t testing.TB, sandboxID, containerID string, terminal bool, args ...string) []byte {
 	t.Helper()
@@ -231,7 +247,7 @@ func Spec(t testing.TB, sandboxID, containerID string, terminal bool, args ...st
 			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"newinstance", "ptmxmode=0666", "mode=0620"}},
 		},
 		Linux: &runtimespec.Linux{
-			CgroupsPath: "/crisp-shimtest/" + containerID,
+			CgroupsPath: "/" + Group() + "/" + containerID,
 			Namespaces: []runtimespec.LinuxNamespace{
 				{Type: runtimespec.PIDNamespace},
 				{Type: runtimespec.MountNamespace},
@@ -305,10 +321,8 @@ func NothingLeft(t testing.TB, dir string, containers ...string) {
 		t.Error(err)
 	}
 	for _, id := range containers {
-		for _, pattern := range []string{"/sys/fs/cgroup/crisp-shimtest/", "/sys/fs/cgroup/*/crisp-shimtest/"} {
-			if left, _ := filepath.Glob(pattern + id); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
+		if left := Groups(id); len(left) > 0 {
+			t.Errorf("left: %v", left)
 		}
 	}
 }
@@ -344,7 +358,8 @@ func compile(pkg, name, cgo string, flags ...string) (string, error) {
 	return binary, nil
 }
 
-// Tests are tests of a package after which the programs that were built for them are removed.
+// Tests are tests of a package after which the programs that were built for them and their control
+// groups are removed.
 type Tests struct{ *testing.M }
 
 // Run implements goleak.TestingM.
@@ -354,6 +369,9 @@ func (t Tests) Run() int {
 	defer built.mu.Unlock()
 	for _, dir := range built.dirs {
 		_ = os.RemoveAll(dir)
+	}
+	for _, group := range Groups("") {
+		_ = os.Remove(group)
 	}
 	return code
 }
