@@ -11,6 +11,7 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 var _ hub.Gateway = (*gateway)(nil)
@@ -29,7 +30,7 @@ type gateway struct {
 
 // collector puts the pieces of an inventory together.
 type collector struct {
-	inventory hub.Inventory
+	inventory plug.Inventory
 	result    chan error // of capacity one
 }
 
@@ -48,7 +49,7 @@ func (g *gateway) disconnect() { close(g.done) }
 func (g *gateway) Done() <-chan struct{} { return g.done }
 
 // Inventory asks for a snapshot of all pods and containers.
-func (g *gateway) Inventory(ctx context.Context) (hub.Inventory, error) {
+func (g *gateway) Inventory(ctx context.Context) (plug.Inventory, error) {
 	c := &collector{result: make(chan error, 1)}
 	g.mu.Lock()
 	g.lastID++
@@ -64,15 +65,15 @@ func (g *gateway) Inventory(ctx context.Context) (hub.Inventory, error) {
 		InventoryRequest: &nriv1.InventoryRequest{RequestId: id},
 	}})
 	if err != nil {
-		return hub.Inventory{}, err
+		return plug.Inventory{}, err
 	}
 	select {
 	case err := <-c.result:
 		return c.inventory, err
 	case <-g.done:
-		return hub.Inventory{}, gone()
+		return plug.Inventory{}, gone()
 	case <-ctx.Done():
-		return hub.Inventory{}, context.Cause(ctx)
+		return plug.Inventory{}, context.Cause(ctx)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
@@ -28,7 +29,7 @@ func pluginStatus(p hub.Status) *nriv1.PluginStatus {
 		Name:            p.Info.ID.Name,
 		NriVersion:      p.Info.NRIVersion,
 		Events:          int32(p.Info.Events),
-		Launched:        p.Info.Kind != hub.External,
+		Launched:        p.Info.Kind != plug.External,
 		Active:          p.Active,
 		Pid:             p.Info.PID,
 		Calls:           p.Calls,

@@ -32,6 +32,7 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/audit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/config"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/plugin"
@@ -217,7 +218,7 @@ func (a *App) settled(context.Context) error {
 	return nil
 }
 
-func (a *App) hubConfig(generation uint64, expected []hub.ID, past hub.Past, rules rule.Plugins) hub.Config {
+func (a *App) hubConfig(generation uint64, expected []plug.ID, past hub.Past, rules rule.Plugins) hub.Config {
 	t := a.cfg.Timeouts
 	runtime := hub.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
 	if runtime.Version == "" {
@@ -284,13 +285,13 @@ var _ launch.Server = launched{}
 
 // ServeWasm implements launch.Server.
 func (l launched) ServeWasm(ctx context.Context, p launch.Plugin) error {
-	return l.plugins.ServeWasm(ctx, p.Path, plugin.Launched{ID: hub.ID{Index: p.Index, Name: p.Name}, Config: p.Config})
+	return l.plugins.ServeWasm(ctx, p.Path, plugin.Launched{ID: plug.ID{Index: p.Index, Name: p.Name}, Config: p.Config})
 }
 
 // ServeLaunched implements launch.Server.
 func (l launched) ServeLaunched(ctx context.Context, c net.Conn, p launch.Plugin) error {
 	return l.plugins.ServeLaunched(ctx, c, plugin.Launched{
-		ID: hub.ID{Index: p.Index, Name: p.Name}, PID: p.PID, Executable: p.Path, Config: p.Config,
+		ID: plug.ID{Index: p.Index, Name: p.Name}, PID: p.PID, Executable: p.Path, Config: p.Config,
 		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 	})
 }

@@ -17,11 +17,12 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/audit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/change"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 func record() hub.Record {
 	return hub.Record{
-		Plugin:    hub.ID{Index: "10", Name: "a"},
+		Plugin:    plug.ID{Index: "10", Name: "a"},
 		Event:     nri.Event_CREATE_CONTAINER,
 		Pod:       &nri.PodSandbox{Id: "p", Name: "web", Namespace: "default"},
 		Container: &nri.Container{Id: "c", Name: "main"},

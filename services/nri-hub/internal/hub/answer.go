@@ -12,13 +12,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/change"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // Record is one entry of the audit trail: what a plugin's answer, or the plugin by itself,
 // changes of one container, or why it does not.
 type Record struct {
-	Plugin    ID
+	Plugin    plug.ID
 	Event     nri.Event       // UNKNOWN for what the plugin asked for by itself
 	Pod       *nri.PodSandbox // nil if it is not known
 	Container *nri.Container  // nil if it is about a pod alone; perhaps with an id only

@@ -9,6 +9,8 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // patience is how long a late answer is waited for aside.
@@ -88,7 +90,7 @@ func (h *Hub) call(ctx context.Context, m *member, e nri.Event, req proto.Messag
 		m.record(e, nil, time.Since(begin))
 		return a.resp, nil, nil
 	}
-	perr := &PluginError{Plugin: m.info.ID, Event: e, Err: a.err}
+	perr := &plug.Error{Plugin: m.info.ID, Event: e, Err: a.err}
 	if errors.Is(a.err, context.DeadlineExceeded) {
 		perr.Err = fmt.Errorf("%w: no answer within %s", errTimeout, limit)
 		if h.TimedOut != nil {
@@ -129,7 +131,7 @@ func (h *Hub) abandoned(ctx context.Context, m *member, e nri.Event, answers <-c
 			return
 		case <-timer.C:
 		}
-		perr := &PluginError{Plugin: m.info.ID, Event: e, Err: fmt.Errorf("%w: the caller has gone meanwhile", errTimeout)}
+		perr := &plug.Error{Plugin: m.info.ID, Event: e, Err: fmt.Errorf("%w: the caller has gone meanwhile", errTimeout)}
 		m.record(e, perr, 0)
 		m.late()
 		h.sanction(ctx, m, perr, true)
@@ -158,10 +160,10 @@ func containerOf(req proto.Message) string {
 // sanction decides what becomes of a plugin that has failed a call. A lost one is gone.
 // One that does not answer is degraded, or disconnected if its policy or its rule say so.
 // A caller that had less time than the plugin's limit says nothing about the plugin.
-func (h *Hub) sanction(ctx context.Context, m *member, err *PluginError, full bool) {
+func (h *Hub) sanction(ctx context.Context, m *member, err *plug.Error, full bool) {
 	timedOut := errors.Is(err, errTimeout)
 	switch {
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, plug.ErrLost):
 	case !timedOut, !full:
 		return
 	case h.disconnects(m):

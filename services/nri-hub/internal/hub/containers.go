@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/adjust"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // CreateContainer asks the plugins for adjustments, merges them and has the result
@@ -29,7 +30,7 @@ func (h *Hub) create(ctx context.Context, req *nri.CreateContainerRequest, dry *
 	r := &request{
 		event: nri.Event_CREATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true, dry: dry,
 		message: func() proto.Message { return merge.Request() }, prepare: merge.Prepare,
-		take: func(plugin ID, resp proto.Message) error {
+		take: func(plugin plug.ID, resp proto.Message) error {
 			r, _ := resp.(*nri.CreateContainerResponse)
 			return merge.Apply(plugin.String(), r)
 		},
@@ -132,7 +133,7 @@ func (h *Hub) UpdateContainer(ctx context.Context, req *nri.UpdateContainerReque
 	_, err := h.dispatch(ctx, &request{
 		event: nri.Event_UPDATE_CONTAINER, pod: req.GetPod(), container: req.GetContainer(), vetoable: true,
 		message: func() proto.Message { return merge.Request() },
-		take: func(plugin ID, resp proto.Message) error {
+		take: func(plugin plug.ID, resp proto.Message) error {
 			r, _ := resp.(*nri.UpdateContainerResponse)
 			return merge.Apply(plugin.String(), r)
 		},
@@ -167,7 +168,7 @@ func (h *Hub) StopContainer(ctx context.Context, req *nri.StopContainerRequest) 
 		event: nri.Event_STOP_CONTAINER, pod: req.GetPod(), container: req.GetContainer(),
 		message: constant(req), tolerant: true,
 		claim: func(_ context.Context, m *member) bool { return m.claimStop(req.GetContainer().GetId()) },
-		take: func(plugin ID, resp proto.Message) error {
+		take: func(plugin plug.ID, resp proto.Message) error {
 			r, _ := resp.(*nri.StopContainerResponse)
 			if err := others.Apply(plugin.String(), r.GetUpdate(), nil); err != nil {
 				h.Log.WarnContext(ctx, "updates of a plugin left out", slog.String("plugin", plugin.String()), slog.Any("error", err))

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // request is one request of the gateway on its way along the plugins.
@@ -20,7 +22,7 @@ type request struct {
 	// message is what the next plugin is sent.
 	message func() proto.Message
 	// take is given each plugin's answer; nil if answers mean nothing.
-	take func(plugin ID, resp proto.Message) error
+	take func(plugin plug.ID, resp proto.Message) error
 	// tolerant requests go on when a plugin answers with an error, which is logged.
 	tolerant bool
 	// vetoable requests are worth waiting for a plugin that is joining.
@@ -150,7 +152,7 @@ func (h *Hub) dispatch(ctx context.Context, r *request) ([]*nri.PluginInstance, 
 // lost is for a plugin that was there when the request began.
 func (h *Hub) lost(r *request, m *member) error {
 	if r.hears(m, r.event) {
-		return h.missed(r, m, ErrLost)
+		return h.missed(r, m, plug.ErrLost)
 	}
 	return nil
 }
@@ -219,7 +221,7 @@ func (h *Hub) passBy(ctx context.Context, r *request, m *member) (ok bool, err e
 	if r.hears(m, r.event) && !r.tolerant {
 		err := h.missed(r, m, errDegraded)
 		if err == nil && m.info.Policy.GetFailRequest() && !m.rule.Observe {
-			err = &PluginError{Plugin: m.info.ID, Event: r.event, Err: fmt.Errorf("%w: %w", errDegraded, errdefs.ErrUnavailable)}
+			err = &plug.Error{Plugin: m.info.ID, Event: r.event, Err: fmt.Errorf("%w: %w", errDegraded, errdefs.ErrUnavailable)}
 		}
 		if err != nil {
 			// Nothing is kept that could prove it well; a later request has to try.
@@ -263,7 +265,7 @@ func (h *Hub) visit(ctx context.Context, r *request, m *member, held **ticket, s
 	switch err := t.wait(ctx, m.plugin.Done(), failing); {
 	case errors.Is(err, errDegraded):
 		return h.passBy(ctx, r, m)
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, plug.ErrLost):
 		return false, h.missed(r, m, err)
 	case err != nil:
 		return false, fmt.Errorf("wait for plugin %q: %s: %w", m.info.ID, r.event.PrettyName(), err)
@@ -310,12 +312,12 @@ func (r *request) begins() string {
 
 // failed decides what a plugin's failure means for the request.
 func (h *Hub) failed(ctx context.Context, r *request, m *member, err error) error {
-	perr, ok := errors.AsType[*PluginError](err)
+	perr, ok := errors.AsType[*plug.Error](err)
 	if !ok {
 		return err
 	}
 	h.keepRecord(ctx, r, Record{Plugin: m.info.ID, Event: r.event, Pod: r.pod, Container: r.container, Error: perr.Err.Error()})
-	unanswered := errors.Is(err, ErrLost) || errors.Is(err, errTimeout)
+	unanswered := errors.Is(err, plug.ErrLost) || errors.Is(err, errTimeout)
 	if unanswered && !r.tolerant {
 		if m.info.Policy.GetFailRequest() && !m.rule.Observe {
 			return err

@@ -9,12 +9,14 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // Gateway is the connected gateway.
 type Gateway interface {
 	// Inventory asks for a snapshot of all pods and containers.
-	Inventory(ctx context.Context) (Inventory, error)
+	Inventory(ctx context.Context) (plug.Inventory, error)
 	// Update asks for changes of containers and returns those that failed.
 	Update(ctx context.Context, plugin string, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error)
 	// Done is closed when the gateway is disconnected.
@@ -52,7 +54,7 @@ func (h *Hub) Runtime() (name, version string) {
 
 // RequestTimeout is the time that a plugin has for one call, where its rule does not say
 // otherwise for single requests.
-func (h *Hub) RequestTimeout(plugin ID) time.Duration {
+func (h *Hub) RequestTimeout(plugin plug.ID) time.Duration {
 	if d := h.policy.Load().plugins.For(plugin.Index, plugin.Name).Timeout; d > 0 {
 		return d
 	}
@@ -61,12 +63,12 @@ func (h *Hub) RequestTimeout(plugin ID) time.Duration {
 
 // Admit returns why a plugin is not welcome: because there is no rule for it although one
 // is wanted, or because its process is not one of those that may be the plugin.
-func (h *Hub) Admit(info Info) error {
+func (h *Hub) Admit(info plug.Info) error {
 	r := h.policy.Load().plugins.For(info.ID.Index, info.ID.Name)
 	if !r.Listed && h.policy.Load().listedOnly {
 		return fmt.Errorf("plugin %q is not listed in the configuration: %w", info.ID, errdefs.ErrPermissionDenied)
 	}
-	if info.Kind != External {
+	if info.Kind != plug.External {
 		return nil // put where the hub finds it by who may do so
 	}
 	if err := r.Rights.Identify(info.UID, info.GID, info.Executable); err != nil {
@@ -97,7 +99,7 @@ func (h *Hub) awaitGateway(ctx context.Context, leave <-chan struct{}) (Gateway,
 		select {
 		case <-arrived:
 		case <-leave:
-			return nil, ErrLost
+			return nil, plug.ErrLost
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -107,7 +109,7 @@ func (h *Hub) awaitGateway(ctx context.Context, leave <-chan struct{}) (Gateway,
 // Update passes on what a plugin wants of its own accord and returns the updates that
 // failed. It holds no lock and no plugin's turn, so a plugin may use it from inside the
 // handling of a request. ErrUnavailable if there is no gateway.
-func (h *Hub) Update(ctx context.Context, plugin ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error) {
+func (h *Hub) Update(ctx context.Context, plugin plug.ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error) {
 	if len(updates) == 0 && len(evictions) == 0 {
 		return nil, nil
 	}

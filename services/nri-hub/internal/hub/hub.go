@@ -12,6 +12,7 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
@@ -31,14 +32,14 @@ type Config struct {
 	ListedOnly     bool          // refuse plugins for which there is no rule
 	Required       rule.Required // plugins without which pods and containers are not created
 	Runtime        Runtime       // as plugins are told before a gateway has come
-	Expected       []ID          // plugins that were active before the hub started
+	Expected       []plug.ID     // plugins that were active before the hub started
 	Past           Past          // what plugins had been told before the hub started
 }
 
 // Parts are what the hub works with.
 type Parts struct {
 	Log    *slog.Logger
-	Sync   Synchronizer
+	Sync   plug.Synchronizer
 	Memory Memory
 	// Ledger remembers what plugins were told; nil if nothing does.
 	Ledger Ledger
@@ -50,7 +51,12 @@ type Parts struct {
 	// Audit takes the records of what plugins change; it must not block. Nil drops them.
 	Audit func(ctx context.Context, r Record)
 	// TimedOut is told of a call that was not answered in time; it may be nil.
-	TimedOut func(plugin ID, e nri.Event)
+	TimedOut func(plugin plug.ID, e nri.Event)
+}
+
+// Memory remembers the active plugins over a restart of the hub.
+type Memory interface {
+	Save(plugins []plug.ID) error
 }
 
 // Validator accepts or refuses a merged adjustment.
@@ -90,8 +96,8 @@ type Hub struct {
 	remains []string          // objects that are removed, oldest first
 	// away is what plugins that have left were told, by their names; awayOrder has the
 	// names, oldest first.
-	away      map[ID]map[string]stage
-	awayOrder []ID
+	away      map[plug.ID]map[string]stage
+	awayOrder []plug.ID
 	movement  chan struct{} // closed when a plugin comes, goes or changes its phase
 	gateway   Gateway
 	runtime   Runtime
@@ -112,7 +118,7 @@ func New(cfg Config, parts Parts) *Hub {
 		Parts:    parts,
 		pending:  make(map[string]*operation),
 		objects:  make(map[string]object),
-		away:     make(map[ID]map[string]stage),
+		away:     make(map[plug.ID]map[string]stage),
 		movement: make(chan struct{}),
 		arrived:  make(chan struct{}),
 		changed:  make(chan struct{}),
@@ -180,7 +186,7 @@ func (h *Hub) Shutdown(ctx context.Context) {
 	h.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, m := range members {
-		wg.Go(func() { h.dismiss(ctx, m, ErrStopping) })
+		wg.Go(func() { h.dismiss(ctx, m, plug.ErrStopping) })
 	}
 	wg.Wait()
 	h.calls.Wait()
@@ -210,13 +216,13 @@ func (h *Hub) insert(m *member) ([]*operation, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopping {
-		return nil, ErrStopping
+		return nil, plug.ErrStopping
 	}
 	m.successor = slices.ContainsFunc(h.members, func(o *member) bool {
 		return o.info.ID == m.info.ID && o.serves()
 	})
 	members := append(slices.Clone(h.members), m)
-	slices.SortStableFunc(members, func(a, b *member) int { return a.info.ID.compare(b.info.ID) })
+	slices.SortStableFunc(members, func(a, b *member) int { return a.info.ID.Compare(b.info.ID) })
 	h.members = members
 	underWay := make([]*operation, 0, len(h.pending))
 	for _, op := range h.pending {
@@ -319,16 +325,16 @@ func (h *Hub) refresh() {
 
 // allExpected reports whether no plugin is missing. The caller holds mu.
 func (h *Hub) allExpected() bool {
-	present := func(match func(ID) bool) bool {
+	present := func(match func(plug.ID) bool) bool {
 		return slices.ContainsFunc(h.members, func(m *member) bool { return m.serves() && match(m.info.ID) })
 	}
 	for _, id := range h.cfg.Expected {
-		if !present(func(o ID) bool { return o == id }) {
+		if !present(func(o plug.ID) bool { return o == id }) {
 			return false
 		}
 	}
 	for _, name := range h.Required().Names() {
-		if !present(func(o ID) bool { return o.Matches(name) }) {
+		if !present(func(o plug.ID) bool { return o.Matches(name) }) {
 			return false
 		}
 	}
@@ -354,7 +360,7 @@ func (h *Hub) remember() {
 		h.mu.Unlock()
 		return
 	}
-	var ids []ID
+	var ids []plug.ID
 	for _, m := range h.members {
 		if m.serves() {
 			ids = append(ids, m.info.ID)

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // Serve keeps a configured plugin in the hub until it is disconnected or ctx ends. It
 // waits for a gateway, synchronises the plugin and delivers what has happened
 // meanwhile; from then on the plugin takes part in requests. The returned error says
 // why the plugin never came that far; nil means that it was active.
-func (h *Hub) Serve(ctx context.Context, p Plugin) error {
+func (h *Hub) Serve(ctx context.Context, p plug.Plugin) error {
 	m := newMember(p, h.policy.Load().plugins.For(p.Info().ID.Index, p.Info().ID.Name))
 	if h.Ledger != nil {
 		m.told = func(object string, s stage) { h.Ledger.Told(m.info.ID, object, s) }
@@ -78,7 +80,7 @@ func (h *Hub) takeOver(ctx context.Context, m *member) []event {
 	if old != nil {
 		h.Log.WarnContext(ctx, "older instance of the plugin disconnected",
 			slog.String("plugin", m.info.ID.String()), slog.Int("old_pid", int(old.info.PID)))
-		h.dismiss(ctx, old, ErrReplaced)
+		h.dismiss(ctx, old, plug.ErrReplaced)
 	}
 	h.remember()
 	return backlog
@@ -111,14 +113,14 @@ func (h *Hub) synchronise(ctx context.Context, m *member, underWay []*operation)
 }
 
 // whileConnected returns a context that ends when the plugin is disconnected.
-func whileConnected(ctx context.Context, p Plugin) (context.Context, context.CancelFunc) {
+func whileConnected(ctx context.Context, p plug.Plugin) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
 		case <-p.Done():
-			cancel(ErrLost)
+			cancel(plug.ErrLost)
 		case <-stop:
 		}
 	})
@@ -139,7 +141,7 @@ func isDone(c <-chan struct{}) bool {
 }
 
 // learnInventory notes the pods and containers of an inventory.
-func (h *Hub) learnInventory(inv Inventory, pods map[string]*nri.PodSandbox) {
+func (h *Hub) learnInventory(inv plug.Inventory, pods map[string]*nri.PodSandbox) {
 	var fresh []object
 	h.mu.Lock()
 	for _, p := range pods {
@@ -156,11 +158,11 @@ func (h *Hub) learnInventory(inv Inventory, pods map[string]*nri.PodSandbox) {
 // that have ended, and what was being created when the plugin came and is not in the
 // inventory. found has the ids of all of that. The debts are the ends that the plugin has
 // missed while it was away.
-func (h *Hub) content(m *member, inv Inventory, underWay []*operation) (_ Inventory, found map[string]bool, _ []debt) {
+func (h *Hub) content(m *member, inv plug.Inventory, underWay []*operation) (_ plug.Inventory, found map[string]bool, _ []debt) {
 	found = make(map[string]bool)
 	listed := make(map[string]bool)
 	pods := make(map[string]*nri.PodSandbox, len(inv.Pods))
-	var out Inventory
+	var out plug.Inventory
 	var ended []string
 	for _, p := range inv.Pods {
 		pods[p.GetId()] = p
@@ -216,7 +218,7 @@ func (h *Hub) replay(ctx context.Context, m *member, backlog []event, found map[
 			return wishes
 		}
 		w, err := h.deliver(ctx, m, e, found)
-		if err != nil && (errors.Is(err, ErrLost) || ctx.Err() != nil) {
+		if err != nil && (errors.Is(err, plug.ErrLost) || ctx.Err() != nil) {
 			return wishes
 		}
 		wishes = append(wishes, w)

@@ -9,6 +9,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/adjust"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // Leg is this hub's part of a request whose plugins are spread over several hubs. What
@@ -73,7 +74,7 @@ func (h *Hub) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.
 func tookPart(names []string, consulted []*nri.PluginInstance) error {
 	for _, name := range names {
 		there := slices.ContainsFunc(consulted, func(p *nri.PluginInstance) bool {
-			return ID{Index: p.GetIndex(), Name: p.GetName()}.Matches(name)
+			return plug.ID{Index: p.GetIndex(), Name: p.GetName()}.Matches(name)
 		})
 		if !there {
 			return absent(name)

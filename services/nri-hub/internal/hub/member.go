@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/internal/spare"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
@@ -74,8 +75,8 @@ type wish struct {
 
 // member is a plugin in the hub.
 type member struct {
-	plugin Plugin
-	info   Info
+	plugin plug.Plugin
+	info   plug.Info
 	rule   rule.Plugin
 	queue  queue
 	joined chan struct{} // closed when the plugin is no longer joining
@@ -108,7 +109,7 @@ type member struct {
 	latency    latency
 }
 
-func newMember(p Plugin, r rule.Plugin) *member {
+func newMember(p plug.Plugin, r rule.Plugin) *member {
 	return &member{
 		plugin:  p,
 		info:    p.Info(),
@@ -402,7 +403,7 @@ func (l *latency) add(d time.Duration) {
 
 // Status is what the hub tells of a plugin.
 type Status struct {
-	Info      Info
+	Info      plug.Info
 	Rule      rule.Plugin
 	State     string // joining, active, degraded or gone
 	Active    bool

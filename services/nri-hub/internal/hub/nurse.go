@@ -7,6 +7,8 @@ import (
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // nurse brings a degraded plugin back: after a pause it delivers what was kept for it, in
@@ -66,7 +68,7 @@ func (h *Hub) treat(ctx context.Context, m *member) (done bool) {
 		case err == nil:
 		case errors.Is(err, errTimeout):
 			return false
-		case errors.Is(err, ErrLost) || ctx.Err() != nil:
+		case errors.Is(err, plug.ErrLost) || ctx.Err() != nil:
 			return true
 		}
 	}

@@ -9,6 +9,8 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 const (
@@ -27,7 +29,7 @@ type Ledger interface {
 	// Object notes what an object is; the container is nil for a pod.
 	Object(pod *nri.PodSandbox, container *nri.Container)
 	// Told notes how much of an object a plugin has been told.
-	Told(plugin ID, object string, told Told)
+	Told(plugin plug.ID, object string, told Told)
 }
 
 // Told is how much of an object's life a plugin has been told.
@@ -44,7 +46,7 @@ const (
 type Past struct {
 	Pods       map[string]*nri.PodSandbox
 	Containers map[string]*nri.Container
-	Told       map[ID]map[string]Told
+	Told       map[plug.ID]map[string]Told
 }
 
 // recall takes over what was remembered. It is called before the hub is used.
@@ -95,9 +97,9 @@ func (h *Hub) depart(m *member) {
 }
 
 // forgetAway drops what is remembered of a plugin that is away. The caller holds mu.
-func (h *Hub) forgetAway(id ID) {
+func (h *Hub) forgetAway(id plug.ID) {
 	delete(h.away, id)
-	h.awayOrder = slices.DeleteFunc(h.awayOrder, func(o ID) bool { return o == id })
+	h.awayOrder = slices.DeleteFunc(h.awayOrder, func(o plug.ID) bool { return o == id })
 }
 
 // debt is an end that a plugin has not been told.
@@ -182,7 +184,7 @@ func (h *Hub) settleDebts(ctx context.Context, m *member, debts []debt) (wishes 
 		}
 		for _, e := range missed {
 			w, err := h.deliver(ctx, m, e, nil)
-			if err != nil && (errors.Is(err, ErrLost) || ctx.Err() != nil) {
+			if err != nil && (errors.Is(err, plug.ErrLost) || ctx.Err() != nil) {
 				return wishes
 			}
 			wishes = append(wishes, w)

@@ -3,6 +3,8 @@ package hub
 import (
 	"context"
 	"sync"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // queue lets requests through to a plugin in the order in which they have entered: one
@@ -50,7 +52,7 @@ func (q *queue) length() int {
 func (t *ticket) wait(ctx context.Context, gone, degraded <-chan struct{}) error {
 	select {
 	case <-gone:
-		return ErrLost
+		return plug.ErrLost
 	case <-degraded:
 		return errDegraded
 	default:
@@ -59,7 +61,7 @@ func (t *ticket) wait(ctx context.Context, gone, degraded <-chan struct{}) error
 	case <-t.turn:
 		return nil
 	case <-gone:
-		return ErrLost
+		return plug.ErrLost
 	case <-degraded:
 		return errDegraded
 	case <-ctx.Done():

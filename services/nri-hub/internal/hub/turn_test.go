@@ -8,6 +8,8 @@ import (
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 func TestQueueIsInOrder(t *testing.T) {
@@ -33,7 +35,7 @@ func TestQueueIsInOrder(t *testing.T) {
 		gone := make(chan struct{})
 		close(gone)
 		a, b := q.enter(), q.enter()
-		if err := b.wait(t.Context(), gone, nil); !errors.Is(err, ErrLost) {
+		if err := b.wait(t.Context(), gone, nil); !errors.Is(err, plug.ErrLost) {
 			t.Errorf("wait for a plugin that is gone: %v", err)
 		}
 		b.leave()

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // compactAfter is the number of lines after which the ledger's file is written anew.
@@ -53,7 +54,7 @@ type Ledger struct {
 // state is what the lines add up to.
 type state struct {
 	objects map[string]line
-	told    map[hub.ID]map[string]hub.Told
+	told    map[plug.ID]map[string]hub.Told
 }
 
 // line is one object, or how much of one a plugin was told.
@@ -61,7 +62,7 @@ type line struct {
 	Object    string   `json:"o"`
 	Pod       []byte   `json:"p,omitempty"`
 	Container []byte   `json:"c,omitempty"`
-	Plugin    *hub.ID  `json:"n,omitempty"`
+	Plugin    *plug.ID `json:"n,omitempty"`
 	Told      hub.Told `json:"s,omitempty"`
 }
 
@@ -70,7 +71,7 @@ type line struct {
 func OpenLedger(folder string, log *slog.Logger) (*Ledger, hub.Past, error) {
 	l := &Ledger{
 		path: filepath.Join(folder, "ledger.jsonl"), log: log, dirty: make(chan struct{}, 1),
-		live: state{objects: make(map[string]line), told: make(map[hub.ID]map[string]hub.Told)},
+		live: state{objects: make(map[string]line), told: make(map[plug.ID]map[string]hub.Told)},
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, hub.Past{}, fmt.Errorf("state folder: %w", err)
@@ -129,7 +130,7 @@ func (s *state) prune() {
 func (s *state) past() hub.Past {
 	past := hub.Past{
 		Pods: make(map[string]*nri.PodSandbox), Containers: make(map[string]*nri.Container),
-		Told: make(map[hub.ID]map[string]hub.Told),
+		Told: make(map[plug.ID]map[string]hub.Told),
 	}
 	for id, ln := range s.objects {
 		var pod nri.PodSandbox
@@ -275,7 +276,7 @@ func (l *Ledger) Object(pod *nri.PodSandbox, container *nri.Container) {
 }
 
 // Told implements hub.Ledger.
-func (l *Ledger) Told(plugin hub.ID, object string, told hub.Told) {
+func (l *Ledger) Told(plugin plug.ID, object string, told hub.Told) {
 	l.write(line{Object: object, Plugin: &plugin, Told: told})
 }
 

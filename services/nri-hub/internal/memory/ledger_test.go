@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 )
 
@@ -34,7 +35,7 @@ func TestLedgerSurvivesAKill(t *testing.T) {
 	if len(past.Told)+len(past.Pods) != 0 {
 		t.Errorf("new ledger holds %v", past)
 	}
-	a, b := hub.ID{Index: "10", Name: "a"}, hub.ID{Index: "20", Name: "b"}
+	a, b := plug.ID{Index: "10", Name: "a"}, plug.ID{Index: "20", Name: "b"}
 	pod := &nri.PodSandbox{Id: "p", Name: "web", Namespace: "prod"}
 	l.Object(pod, nil)
 	l.Object(pod, &nri.Container{Id: "c", PodSandboxId: "p", Name: "main"})
@@ -70,7 +71,7 @@ func TestLedgerDoesNotGrow(t *testing.T) {
 	running.Go(func() { l.Run(ctx) })
 	defer running.Wait()
 	defer cancel()
-	a := hub.ID{Index: "10", Name: "a"}
+	a := plug.ID{Index: "10", Name: "a"}
 	for i := range 30_000 {
 		id := strconv.Itoa(i)
 		l.Object(&nri.PodSandbox{Id: id}, nil)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 var _ hub.Memory = (*File)(nil)
@@ -20,13 +21,13 @@ var _ hub.Memory = (*File)(nil)
 type File struct{ path string }
 
 type content struct {
-	Version int      `json:"version"`
-	Active  []hub.ID `json:"active"`
+	Version int       `json:"version"`
+	Active  []plug.ID `json:"active"`
 }
 
 // Open returns the file plugins.json in folder, which is made if needed, and the plugins
 // in it.
-func Open(folder string) (*File, []hub.ID, error) {
+func Open(folder string) (*File, []plug.ID, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, nil, fmt.Errorf("run folder: %w", err)
 	}
@@ -46,7 +47,7 @@ func Open(folder string) (*File, []hub.ID, error) {
 }
 
 // Save replaces the content. Readers see the old or the new one.
-func (f *File) Save(plugins []hub.ID) error {
+func (f *File) Save(plugins []plug.ID) error {
 	data, err := json.Marshal(content{Version: 1, Active: plugins})
 	if err != nil {
 		return fmt.Errorf("remembered plugins: %w", err)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 )
 
@@ -18,7 +18,7 @@ func TestRemembers(t *testing.T) {
 	if err != nil || len(ids) != 0 {
 		t.Fatalf("first start: %v, %v", ids, err)
 	}
-	want := []hub.ID{{Index: "10", Name: "a"}, {Index: "20", Name: "b"}}
+	want := []plug.ID{{Index: "10", Name: "a"}, {Index: "20", Name: "b"}}
 	if err := f.Save(want); err != nil {
 		t.Fatal(err)
 	}

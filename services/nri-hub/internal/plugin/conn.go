@@ -20,10 +20,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/fit"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-var _ hub.Plugin = (*conn)(nil)
+var _ plug.Plugin = (*conn)(nil)
 
 // conn is one connection to a plugin.
 type conn struct {
@@ -36,7 +36,7 @@ type conn struct {
 	done   chan struct{}
 	ended  sync.Once
 
-	info       hub.Info // complete once the plugin is configured
+	info       plug.Info // complete once the plugin is configured
 	registered chan error
 
 	// mu guards all below.
@@ -68,14 +68,14 @@ func (s *Server) connect(c net.Conn) (*conn, net.Listener, error) {
 		return nil, nil, errors.Join(err, p.mux.Close())
 	}
 	nri.RegisterRuntimeService(p.server, p)
-	opts := append([]ttrpc.ClientOpts{ttrpc.WithOnClose(func() { p.Close(hub.ErrLost) })}, s.parts.ClientOptions...)
+	opts := append([]ttrpc.ClientOpts{ttrpc.WithOnClose(func() { p.Close(plug.ErrLost) })}, s.parts.ClientOptions...)
 	p.client = ttrpc.NewClient(pc, opts...)
 	p.remote = nri.NewPluginClient(p.client)
 	return p, l, nil
 }
 
 // Info is complete after configuration.
-func (p *conn) Info() hub.Info { return p.info }
+func (p *conn) Info() plug.Info { return p.info }
 
 // Done is closed when the connection is.
 func (p *conn) Done() <-chan struct{} { return p.done }
@@ -133,7 +133,7 @@ func (p *conn) observe(ctx context.Context, operation string, call func(context.
 	return p.srv.observe(ctx, p.info.ID, operation, sortError, call)
 }
 
-func (s *Server) observe(ctx context.Context, id hub.ID, operation string,
+func (s *Server) observe(ctx context.Context, id plug.ID, operation string,
 	sort func(context.Context, error) error, call func(context.Context) error,
 ) error {
 	ctx, span := s.parts.Tracer.Start(ctx, "nri.plugin", trace.WithAttributes(
@@ -154,7 +154,7 @@ func (s *Server) observe(ctx context.Context, id hub.ID, operation string,
 	return err
 }
 
-// sortError makes of a call's error one that the hub can tell apart: hub.ErrLost, an error
+// sortError makes of a call's error one that the hub can tell apart: plug.ErrLost, an error
 // of the context, or the plugin's own answer without the trappings of the transport.
 func sortError(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -162,7 +162,7 @@ func sortError(ctx context.Context, err error) error {
 	}
 	st, answered := status.FromError(err)
 	if !answered {
-		return fmt.Errorf("%w: %w", hub.ErrLost, err)
+		return fmt.Errorf("%w: %w", plug.ErrLost, err)
 	}
 	// The plugin's own timer, which we have set, can be a little faster than ours.
 	if deadline, ok := ctx.Deadline(); ok && st.Code() == grpccodes.DeadlineExceeded && time.Until(deadline) < deadlineSkew {

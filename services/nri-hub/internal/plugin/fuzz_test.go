@@ -14,24 +14,24 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // anyone takes every plugin and asks it once.
 type anyone struct{}
 
-func (anyone) Serve(ctx context.Context, p hub.Plugin) error {
+func (anyone) Serve(ctx context.Context, p plug.Plugin) error {
 	_, err := p.Call(ctx, nri.Event_CREATE_CONTAINER, &nri.CreateContainerRequest{})
 	p.Close(err)
 	return nil
 }
 
-func (anyone) Update(context.Context, hub.ID, []*nri.ContainerUpdate, []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error) {
+func (anyone) Update(context.Context, plug.ID, []*nri.ContainerUpdate, []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error) {
 	return nil, nil
 }
-func (anyone) Runtime() (name, version string)     { return "fuzz", "v1" }
-func (anyone) RequestTimeout(hub.ID) time.Duration { return time.Second }
-func (anyone) Admit(hub.Info) error                { return nil }
+func (anyone) Runtime() (name, version string)      { return "fuzz", "v1" }
+func (anyone) RequestTimeout(plug.ID) time.Duration { return time.Second }
+func (anyone) Admit(plug.Info) error                { return nil }
 
 // frame is one message of the multiplexer.
 func frame(conn uint32, payload []byte) []byte {

@@ -8,7 +8,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // Metrics counts what plugins are asked and how they answer.
@@ -51,11 +51,11 @@ func (m *Metrics) SetActive(active, degraded int) {
 
 // TimedOut counts a call that was not answered in time. Its answer, if it comes, counts
 // again, as a late one.
-func (m *Metrics) TimedOut(plugin hub.ID, e nri.Event) {
+func (m *Metrics) TimedOut(plugin plug.ID, e nri.Event) {
 	m.invocations.WithLabelValues(plugin.String(), e.PrettyName(), "timeout").Inc()
 }
 
-func (m *Metrics) called(plugin hub.ID, operation string, begin time.Time, outcome string) {
+func (m *Metrics) called(plugin plug.ID, operation string, begin time.Time, outcome string) {
 	m.latency.WithLabelValues(plugin.String(), operation).Observe(time.Since(begin).Seconds())
 	if outcome == "timeout" {
 		return // counted by TimedOut when the time was up
@@ -67,7 +67,7 @@ func result(err error) string {
 	switch {
 	case err == nil:
 		return "ok"
-	case errors.Is(err, hub.ErrLost):
+	case errors.Is(err, plug.ErrLost):
 		return "lost"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // RegisterPlugin is the plugin's first call. A refusal is its error, never a connection
@@ -41,7 +41,7 @@ func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginReques
 // identify takes the plugin's name. What the hub has launched is named by its file.
 func (p *conn) identify(req *nri.RegisterPluginRequest) error {
 	p.info.NRIVersion = req.GetNRIVersion()
-	if p.info.Kind == hub.Launched {
+	if p.info.Kind == plug.Launched {
 		return p.srv.parts.Host.Admit(p.info)
 	}
 	if err := nri.CheckPluginName(req.GetPluginName()); err != nil {
@@ -50,7 +50,7 @@ func (p *conn) identify(req *nri.RegisterPluginRequest) error {
 	if err := nri.CheckPluginIndex(req.GetPluginIdx()); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	p.info.ID = hub.ID{Index: req.GetPluginIdx(), Name: req.GetPluginName()}
+	p.info.ID = plug.ID{Index: req.GetPluginIdx(), Name: req.GetPluginName()}
 	return p.srv.parts.Host.Admit(p.info)
 }
 
@@ -87,7 +87,7 @@ func (p *conn) configure(ctx context.Context, config string) error {
 	return nil
 }
 
-func (s *Server) configureRequest(id hub.ID, config string) *nri.ConfigureRequest {
+func (s *Server) configureRequest(id plug.ID, config string) *nri.ConfigureRequest {
 	name, version := s.parts.Host.Runtime()
 	return &nri.ConfigureRequest{
 		Config:              config,
@@ -100,7 +100,7 @@ func (s *Server) configureRequest(id hub.ID, config string) *nri.ConfigureReques
 }
 
 // subscription is what a plugin wants to hear of, and its failure policy.
-func (s *Server) subscription(ctx context.Context, id hub.ID, resp *nri.ConfigureResponse) (nri.EventMask, *nri.FailurePolicy) {
+func (s *Server) subscription(ctx context.Context, id plug.ID, resp *nri.ConfigureResponse) (nri.EventMask, *nri.FailurePolicy) {
 	events := nri.EventMask(resp.GetEvents())
 	if unknown := events &^ nri.ValidEvents; unknown != 0 {
 		s.parts.Log.WarnContext(ctx, "plugin subscribes to events that this NRI version does not have; they are left out",
@@ -122,7 +122,7 @@ func (p *conn) awaitRegistration(ctx context.Context, limit time.Duration) error
 	case <-timer.C:
 		return fmt.Errorf("no registration within %s: %w", limit, context.DeadlineExceeded)
 	case <-p.done:
-		return hub.ErrLost
+		return plug.ErrLost
 	case <-ctx.Done():
 		return p.cancelRegistration(ctx)
 	}

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/crisp-cri/crisp/services/internal/pause"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // maxUnregistered bounds the connections that have not said who they are.
@@ -40,16 +40,16 @@ type Config struct {
 // Host is who plugins are for.
 type Host interface {
 	// Serve keeps the plugin until it is disconnected or ctx ends.
-	Serve(ctx context.Context, p hub.Plugin) error
+	Serve(ctx context.Context, p plug.Plugin) error
 	// Update asks for changes of containers and returns those that failed.
-	Update(ctx context.Context, plugin hub.ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error)
+	Update(ctx context.Context, plugin plug.ID, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) ([]*nri.ContainerUpdate, error)
 	// Runtime is how the runtime is called.
 	Runtime() (name, version string)
 	// RequestTimeout is the time that the plugin has for one call.
-	RequestTimeout(plugin hub.ID) time.Duration
+	RequestTimeout(plugin plug.ID) time.Duration
 	// Admit returns why a plugin is not welcome, nil if it is. Events and policy are not
 	// known yet.
-	Admit(info hub.Info) error
+	Admit(info plug.Info) error
 }
 
 // Peer is the process at the other end of a connection. What is not known is zero.
@@ -128,8 +128,8 @@ func (s *Server) external(ctx context.Context, c net.Conn) {
 		_ = c.Close() // nothing was said on it yet
 		return
 	}
-	err = s.serve(ctx, c, hub.Info{
-		Kind: hub.External, PID: peer.PID, UID: peer.UID, GID: peer.GID, Executable: peer.Executable,
+	err = s.serve(ctx, c, plug.Info{
+		Kind: plug.External, PID: peer.PID, UID: peer.UID, GID: peer.GID, Executable: peer.Executable,
 	}, "")
 	if err != nil {
 		s.parts.Log.WarnContext(ctx, "plugin connection ended", slog.Int("pid", int(peer.PID)), slog.Int64("uid", int64(peer.UID)), slog.Any("error", err))
@@ -138,7 +138,7 @@ func (s *Server) external(ctx context.Context, c net.Conn) {
 
 // Launched is a plugin that was started by the hub.
 type Launched struct {
-	ID         hub.ID
+	ID         plug.ID
 	PID        int32
 	UID, GID   uint32
 	Executable string
@@ -149,12 +149,12 @@ type Launched struct {
 // ends. The error says why the plugin never became active.
 func (s *Server) ServeLaunched(ctx context.Context, c net.Conn, l Launched) error {
 	s.unregistered.Add(1)
-	return s.serve(ctx, c, hub.Info{
-		ID: l.ID, Kind: hub.Launched, PID: l.PID, UID: l.UID, GID: l.GID, Executable: l.Executable,
+	return s.serve(ctx, c, plug.Info{
+		ID: l.ID, Kind: plug.Launched, PID: l.PID, UID: l.UID, GID: l.GID, Executable: l.Executable,
 	}, l.Config)
 }
 
-func (s *Server) serve(ctx context.Context, c net.Conn, info hub.Info, config string) error {
+func (s *Server) serve(ctx context.Context, c net.Conn, info plug.Info, config string) error {
 	registering := true
 	named := func() {
 		if registering {
@@ -170,7 +170,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, info hub.Info, config st
 	p.info = info
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer p.Close(hub.ErrLost)
+	defer p.Close(plug.ErrLost)
 	wg.Go(func() {
 		err := p.server.Serve(ctx, l)
 		p.log.DebugContext(ctx, "plugin stopped calling", slog.Any("error", err))
@@ -197,7 +197,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, info hub.Info, config st
 func (p *conn) partWithRefused(cause error) {
 	timer := time.NewTimer(refusalGrace)
 	defer timer.Stop()
-	if !errors.Is(cause, hub.ErrLost) && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, context.Canceled) {
+	if !errors.Is(cause, plug.ErrLost) && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, context.Canceled) {
 		select {
 		case <-p.done:
 		case <-timer.C:

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
 // Modules loads WebAssembly plugins. What was compiled is kept in a folder, so that a
@@ -44,7 +44,7 @@ func NewModules(folder string, log *slog.Logger) *Modules {
 func (m *Modules) Close(ctx context.Context) error { return m.cache.Close(ctx) }
 
 // load compiles the module if needed, which can take seconds, and starts it.
-func (m *Modules) load(ctx context.Context, path string, id hub.ID) (module, error) {
+func (m *Modules) load(ctx context.Context, path string, id plug.ID) (module, error) {
 	runtime := func(ctx context.Context) (wazero.Runtime, error) {
 		// A call that exceeds its time ends the module: it could not be stopped otherwise.
 		cfg := wazero.NewRuntimeConfig().WithCloseOnContextDone(true).WithCompilationCache(m.cache)
@@ -86,14 +86,14 @@ func (h hostFunctions) Log(ctx context.Context, req *nri.LogRequest) (*nri.Empty
 	return &nri.Empty{}, nil
 }
 
-var _ hub.Plugin = (*wasm)(nil)
+var _ plug.Plugin = (*wasm)(nil)
 
 // wasm is a plugin that runs inside the hub. A module takes one call at a time, whatever
 // its rule says.
 type wasm struct {
 	srv    *Server
 	module module
-	info   hub.Info
+	info   plug.Info
 	end    func() error  // closes the module
 	turn   chan struct{} // of capacity one
 	done   chan struct{}
@@ -103,7 +103,7 @@ type wasm struct {
 // ServeWasm loads the module at path and keeps it until it fails or ctx ends. The error
 // says why it never became active.
 func (s *Server) ServeWasm(ctx context.Context, path string, l Launched) error {
-	info := hub.Info{ID: l.ID, Kind: hub.Wasm, Executable: path, NRIVersion: s.cfg.NRIVersion}
+	info := plug.Info{ID: l.ID, Kind: plug.Wasm, Executable: path, NRIVersion: s.cfg.NRIVersion}
 	if s.refuses() {
 		return fmt.Errorf("hub is stopping: %w", context.Canceled)
 	}
@@ -118,7 +118,7 @@ func (s *Server) ServeWasm(ctx context.Context, path string, l Launched) error {
 	}
 	w := &wasm{srv: s, module: mod, info: info, turn: make(chan struct{}, 1), done: make(chan struct{})}
 	w.end = func() error { return mod.Close(base) }
-	defer w.Close(hub.ErrLost)
+	defer w.Close(plug.ErrLost)
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.RequestTimeout)
 	defer cancel()
 	var resp *nri.ConfigureResponse
@@ -134,7 +134,7 @@ func (s *Server) ServeWasm(ctx context.Context, path string, l Launched) error {
 }
 
 // Info is complete after configuration.
-func (w *wasm) Info() hub.Info { return w.info }
+func (w *wasm) Info() plug.Info { return w.info }
 
 // Done is closed when the module is.
 func (w *wasm) Done() <-chan struct{} { return w.done }
@@ -187,7 +187,7 @@ func (w *wasm) call(ctx context.Context, operation string, do func(context.Conte
 		select {
 		case w.turn <- struct{}{}:
 		case <-w.done:
-			return hub.ErrLost
+			return plug.ErrLost
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -199,7 +199,7 @@ func (w *wasm) call(ctx context.Context, operation string, do func(context.Conte
 // sort tells a plugin's own answer from the end of the module, after which it cannot be
 // called any more.
 func (w *wasm) sort(ctx context.Context, err error) error {
-	if err == nil || errors.Is(err, hub.ErrLost) {
+	if err == nil || errors.Is(err, plug.ErrLost) {
 		return err
 	}
 	var exit *sys.ExitError
@@ -213,7 +213,7 @@ func (w *wasm) sort(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("%w: %w", hub.ErrLost, err)
+	return fmt.Errorf("%w: %w", plug.ErrLost, err)
 }
 
 // errNoMethod is the answer of a plugin without a method for the event.

@@ -16,10 +16,10 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/fit"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-var _ hub.Synchronizer = (*Synchronizer)(nil)
+var _ plug.Synchronizer = (*Synchronizer)(nil)
 
 // chunkSize is what one message holds, well below what the transport takes.
 const chunkSize = 3 << 20
@@ -38,7 +38,7 @@ func New(log *slog.Logger, timeout time.Duration) *Synchronizer {
 
 // Synchronize sends the inventory and returns the updates that the plugin asks for. A
 // timeout above zero replaces the configured one.
-func (s *Synchronizer) Synchronize(ctx context.Context, p hub.Plugin, inv hub.Inventory, timeout time.Duration) ([]*nri.ContainerUpdate, error) {
+func (s *Synchronizer) Synchronize(ctx context.Context, p plug.Plugin, inv plug.Inventory, timeout time.Duration) ([]*nri.ContainerUpdate, error) {
 	chunks, slim := fit.Chunks(inv.Pods, inv.Containers, chunkSize)
 	for _, id := range slim {
 		s.log.WarnContext(ctx, "object too large to be synchronised in full; the plugin gets it without its bulky parts",

@@ -1,4 +1,9 @@
-package hub
+// Package plug says what a plugin is to the hub: its name, what is known of it, how it is
+// called and in which ways that fails.
+//
+// Whoever has a connection to a plugin implements Plugin; the hub's parts know it by
+// nothing else. The package decides nothing.
+package plug
 
 import (
 	"cmp"
@@ -35,7 +40,8 @@ func (id ID) String() string { return id.Index + "-" + id.Name }
 // Matches reports whether name means this plugin; it may be given without the index.
 func (id ID) Matches(name string) bool { return name == id.Name || name == id.String() }
 
-func (id ID) compare(other ID) int {
+// Compare puts plugins in the order of calls.
+func (id ID) Compare(other ID) int {
 	return cmp.Or(cmp.Compare(id.Index, other.Index), cmp.Compare(id.Name, other.Name))
 }
 
@@ -91,22 +97,17 @@ type Synchronizer interface {
 	Synchronize(ctx context.Context, p Plugin, inv Inventory, limit time.Duration) ([]*nri.ContainerUpdate, error)
 }
 
-// Memory remembers the active plugins over a restart of the hub.
-type Memory interface {
-	Save(plugins []ID) error
-}
-
-// PluginError is a plugin's failure to take a request.
-type PluginError struct {
+// Error is a plugin's failure to take a request.
+type Error struct {
 	Plugin ID
 	Event  nri.Event
 	Err    error
 }
 
 // Error names the plugin and the request.
-func (e *PluginError) Error() string {
+func (e *Error) Error() string {
 	return fmt.Sprintf("plugin %q: %s: %v", e.Plugin, e.Event.PrettyName(), e.Err)
 }
 
 // Unwrap makes the error an errdefs.ErrAborted: the request was ended by a plugin.
-func (e *PluginError) Unwrap() []error { return []error{errdefs.ErrAborted, e.Err} }
+func (e *Error) Unwrap() []error { return []error{errdefs.ErrAborted, e.Err} }
