@@ -139,8 +139,8 @@ func TestAdaptersKnowOnlyThePortsOfTheEngine(t *testing.T) {
 	}
 }
 
-// The packages of sandboxd's engine, and those of its specifications, stand on each other in
-// one order.
+// The packages of sandboxd's engine, those of its specifications, and those of the hub stand on
+// each other in one order.
 func TestImportsInsideTheLargePartsPointDownwards(t *testing.T) {
 	const internal = "services/sandboxd/internal/"
 	for part, floors := range map[string]map[string]int{
@@ -156,6 +156,13 @@ func TestImportsInsideTheLargePartsPointDownwards(t *testing.T) {
 			"resource": 2, "process": 2, "security": 2,
 			"mount": 3, "nrispec": 3,
 			"": 4,
+		},
+		"services/nri-hub/internal/hub": {
+			"plug": 1, "object": 2, "member": 3,
+			"roster": 4, "vet": 4,
+			"outward": 5, "call": 6,
+			"dispatch": 7, "join": 7,
+			"": 8,
 		},
 	} {
 		checkFloors(t, part, floors)

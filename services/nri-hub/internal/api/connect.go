@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/outward"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/roster"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
@@ -34,7 +35,7 @@ func (s *Service) Connect(stream grpc.BidiStreamingServer[nriv1.ConnectRequest, 
 	received := make(chan error, 1)
 	// It ends when this call has returned, which ends the stream.
 	s.readers.Go(func() { received <- read(stream, gw) })
-	detach := s.hub.Attach(gw, hub.Runtime{Name: hello.GetRuntimeName(), Version: hello.GetRuntimeVersion()})
+	detach := s.hub.Attach(gw, outward.Runtime{Name: hello.GetRuntimeName(), Version: hello.GetRuntimeVersion()})
 	defer detach()
 	s.readers.Go(func() { s.hub.Reconcile(ctx, gw) })
 	err = s.write(ctx, stream, gw, received)
@@ -56,10 +57,10 @@ func read(stream grpc.BidiStreamingServer[nriv1.ConnectRequest, nriv1.ConnectRes
 
 // write sends to the gateway until the stream ends.
 func (s *Service) write(ctx context.Context, stream grpc.BidiStreamingServer[nriv1.ConnectRequest, nriv1.ConnectResponse], gw *gateway, received <-chan error) error {
-	var sent hub.State
+	var sent roster.State
 	var changed <-chan struct{}
 	announce := func() error {
-		var state hub.State
+		var state roster.State
 		state, changed = s.hub.State()
 		if state == sent {
 			return nil

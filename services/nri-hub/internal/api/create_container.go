@@ -4,7 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
 )
 
 // CreateContainer asks the plugins for adjustments of a container.
@@ -13,7 +13,7 @@ func (s *Service) CreateContainer(ctx context.Context, req *nriv1.CreateContaine
 		return nil, err
 	}
 	leg := legOf(req.GetLeg())
-	resp, err := s.hub.CreateContainer(hub.WithLeg(timed(ctx, req.GetTimeLeftMs()), leg), req.GetRequest())
+	resp, err := s.hub.CreateContainer(dispatch.WithLeg(timed(ctx, req.GetTimeLeftMs()), leg), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
 )
 
 // DryRun asks the plugins about a container that is never made.
@@ -24,7 +24,7 @@ func (s *Service) DryRun(ctx context.Context, req *nriv1.DryRunRequest) (*nriv1.
 }
 
 // changes are the changes of a record; a failed call is one without a field.
-func changes(rec hub.Record) []*nriv1.PluginChange {
+func changes(rec vet.Record) []*nriv1.PluginChange {
 	if rec.Error != "" {
 		return []*nriv1.PluginChange{{
 			Plugin: rec.Plugin.String(), ContainerId: rec.Container.GetId(), Refused: rec.Error, LatencyNano: int64(rec.Latency),

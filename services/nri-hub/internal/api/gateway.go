@@ -10,11 +10,11 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/outward"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-var _ hub.Gateway = (*gateway)(nil)
+var _ outward.Gateway = (*gateway)(nil)
 
 // gateway is a connected gateway: it matches answers to the hub's requests.
 type gateway struct {

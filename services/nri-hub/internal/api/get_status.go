@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/member"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
@@ -23,7 +23,7 @@ func (s *Service) GetStatus(context.Context, *nriv1.GetStatusRequest) (*nriv1.Ge
 	return resp, nil
 }
 
-func pluginStatus(p hub.Status) *nriv1.PluginStatus {
+func pluginStatus(p member.Status) *nriv1.PluginStatus {
 	s := &nriv1.PluginStatus{
 		Index:           p.Info.ID.Index,
 		Name:            p.Info.ID.Name,

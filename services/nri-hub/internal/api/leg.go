@@ -5,11 +5,11 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/adjust"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
 )
 
 // legOf is nil for a request that is whole.
-func legOf(l *nriv1.Leg) *hub.Leg {
+func legOf(l *nriv1.Leg) *dispatch.Leg {
 	if l == nil {
 		return nil
 	}
@@ -18,14 +18,14 @@ func legOf(l *nriv1.Leg) *hub.Leg {
 	return &leg
 }
 
-func legWith(m *nriv1.Merge) hub.Leg {
-	return hub.Leg{Consulted: m.GetConsulted(), State: adjust.State{
+func legWith(m *nriv1.Merge) dispatch.Leg {
+	return dispatch.Leg{Consulted: m.GetConsulted(), State: adjust.State{
 		Container: m.GetContainer(), Adjust: m.GetAdjust(), Owners: m.GetOwners(),
 		Updates: m.GetUpdates(), Evictions: m.GetEvictions(), Update: m.GetUpdate(),
 	}}
 }
 
-func mergeOf(l *hub.Leg) *nriv1.Merge {
+func mergeOf(l *dispatch.Leg) *nriv1.Merge {
 	if l == nil {
 		return nil
 	}

@@ -6,7 +6,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
 )
 
 // PostUpdatePodSandbox tells the plugins of new pod-level resources, after the change.
@@ -14,7 +14,7 @@ func (s *Service) PostUpdatePodSandbox(ctx context.Context, req *nriv1.PostUpdat
 	if err := s.checkPod(req.GetGeneration(), req.GetRequest()); err != nil {
 		return nil, err
 	}
-	if err := s.hub.PostUpdatePodSandbox(hub.WithLeg(ctx, legOf(req.GetLeg())), req.GetRequest()); err != nil {
+	if err := s.hub.PostUpdatePodSandbox(dispatch.WithLeg(ctx, legOf(req.GetLeg())), req.GetRequest()); err != nil {
 		return nil, err
 	}
 	return &nriv1.PostUpdatePodSandboxResponse{Response: &nri.PostUpdatePodSandboxResponse{}}, nil

@@ -16,21 +16,25 @@ import (
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/member"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/outward"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/roster"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
 )
 
 // Hub is what the service serves.
 type Hub interface {
 	Generation() uint64
-	State() (hub.State, <-chan struct{})
+	State() (roster.State, <-chan struct{})
 	Required() rule.Required
-	Plugins() []hub.Status
-	Attach(gw hub.Gateway, runtime hub.Runtime) (detach func())
-	Reconcile(ctx context.Context, gw hub.Gateway)
+	Plugins() []member.Status
+	Attach(gw outward.Gateway, runtime outward.Runtime) (detach func())
+	Reconcile(ctx context.Context, gw outward.Gateway)
 	DryRun(ctx context.Context, pod *nri.PodSandbox, container *nri.Container) (hub.Rehearsal, error)
 
 	Requires(pod *nri.PodSandbox, container string) ([]string, time.Duration, error)
-	Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all hub.Leg) error
+	Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all dispatch.Leg) error
 	RunPodSandbox(ctx context.Context, req *nri.RunPodSandboxRequest) error
 	UpdatePodSandbox(ctx context.Context, req *nri.UpdatePodSandboxRequest) error
 	PostUpdatePodSandbox(ctx context.Context, req *nri.PostUpdatePodSandboxRequest) error
@@ -98,5 +102,5 @@ func timed(ctx context.Context, leftMillis int64) context.Context {
 	if leftMillis <= 0 {
 		return ctx
 	}
-	return hub.WithDeadline(ctx, time.Now().Add(time.Duration(leftMillis)*time.Millisecond))
+	return dispatch.WithDeadline(ctx, time.Now().Add(time.Duration(leftMillis)*time.Millisecond))
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
 )
 
 // StopContainer tells the plugins that a container has ended.
@@ -13,7 +13,7 @@ func (s *Service) StopContainer(ctx context.Context, req *nriv1.StopContainerReq
 		return nil, err
 	}
 	leg := legOf(req.GetLeg())
-	resp, err := s.hub.StopContainer(hub.WithLeg(ctx, leg), req.GetRequest())
+	resp, err := s.hub.StopContainer(dispatch.WithLeg(ctx, leg), req.GetRequest())
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,12 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/audit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/config"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/call"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/object"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/outward"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/roster"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/plugin"
@@ -84,7 +89,7 @@ func (a *App) apply(_ context.Context, cfg config.Config) error {
 	if err != nil {
 		return err
 	}
-	a.hub.SetPolicy(requiredRules(cfg), rules, cfg.NRI.ListedOnly, newValidator(cfg.Validator))
+	a.hub.SetPolicy(policy(cfg, rules))
 	return a.tel.SetLevel(cfg.Log.Level)
 }
 
@@ -131,14 +136,13 @@ func New(cfg config.Config, tel *telemetry.Telemetry, opts ...Option) (*App, err
 		return nil, err
 	}
 	a.hub = hub.New(a.hubConfig(generation, expected, past, rules), hub.Parts{
-		Log:       tel.Log,
-		Sync:      sync.New(tel.Log, cfg.Timeouts.Synchronize.Std()),
-		Memory:    remembered,
-		Ledger:    ledger,
-		Validator: newValidator(cfg.Validator),
-		Active:    metrics.SetActive,
-		TimedOut:  metrics.TimedOut,
-		Audit:     a.trail.Record,
+		Log:      tel.Log,
+		Sync:     sync.New(tel.Log, cfg.Timeouts.Synchronize.Std()),
+		Memory:   remembered,
+		Ledger:   ledger,
+		Active:   metrics.SetActive,
+		TimedOut: metrics.TimedOut,
+		Audit:    a.trail.Record,
 	})
 	a.modules = plugin.NewModules(cfg.Launch.WasmCache, tel.Log)
 	connections := plugin.Config{
@@ -218,29 +222,35 @@ func (a *App) settled(context.Context) error {
 	return nil
 }
 
-func (a *App) hubConfig(generation uint64, expected []plug.ID, past hub.Past, rules rule.Plugins) hub.Config {
+func (a *App) hubConfig(generation uint64, expected []plug.ID, past object.Past, rules rule.Plugins) hub.Config {
 	t := a.cfg.Timeouts
-	runtime := hub.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
+	runtime := outward.Runtime{Name: a.cfg.Runtime.Name, Version: a.cfg.Runtime.Version}
 	if runtime.Version == "" {
 		runtime.Version = buildinfo.Read().Version
 	}
 	return hub.Config{
-		Generation:     generation,
-		RequestTimeout: t.Request.Std(),
-		JoinWait:       t.JoinWait.Std(),
-		SettleTimeout:  t.Settle.Std(),
-		OrphanGrace:    t.Orphan.Std(),
-		UpdateTimeout:  t.Update.Std(),
-		RequiredWait:   a.cfg.Required.Wait.Std(),
-		DegradeAfter:   a.cfg.Degraded.After,
-		MinPause:       a.cfg.Degraded.MinPause.Std(),
-		MaxPause:       a.cfg.Degraded.MaxPause.Std(),
-		Plugins:        rules,
-		ListedOnly:     a.cfg.NRI.ListedOnly,
-		Required:       requiredRules(a.cfg),
-		Runtime:        runtime,
-		Expected:       expected,
-		Past:           past,
+		Generation: generation,
+		Call: call.Config{
+			RequestTimeout: t.Request.Std(),
+			DegradeAfter:   a.cfg.Degraded.After,
+			MinPause:       a.cfg.Degraded.MinPause.Std(),
+			MaxPause:       a.cfg.Degraded.MaxPause.Std(),
+		},
+		Dispatch:      dispatch.Config{JoinWait: t.JoinWait.Std(), RequiredWait: a.cfg.Required.Wait.Std()},
+		SettleTimeout: t.Settle.Std(),
+		OrphanGrace:   t.Orphan.Std(),
+		UpdateTimeout: t.Update.Std(),
+		Policy:        policy(a.cfg, rules),
+		Runtime:       runtime,
+		Expected:      expected,
+		Past:          past,
+	}
+}
+
+// policy are the rules that may change while the hub runs.
+func policy(cfg config.Config, rules rule.Plugins) roster.Policy {
+	return roster.Policy{
+		Plugins: rules, ListedOnly: cfg.NRI.ListedOnly, Required: requiredRules(cfg), Validator: newValidator(cfg.Validator),
 	}
 }
 
@@ -254,7 +264,7 @@ func newGeneration() (uint64, error) {
 	return binary.BigEndian.Uint64(b[:]) | 1, nil
 }
 
-func newValidator(cfg validator.DefaultValidatorConfig) hub.Validator {
+func newValidator(cfg validator.DefaultValidatorConfig) roster.Validator {
 	if !cfg.Enable {
 		return nil
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
 )
 
 const (
@@ -78,7 +78,7 @@ func New(cfg Config, tel *telemetry.Telemetry, bus Publisher) (*Trail, error) {
 }
 
 // Record takes a record. It does not block and may be called concurrently.
-func (t *Trail) Record(ctx context.Context, r hub.Record) {
+func (t *Trail) Record(ctx context.Context, r vet.Record) {
 	if !t.cfg.Values {
 		r = withoutValues(r)
 	}
@@ -125,7 +125,7 @@ func (t *Trail) publish(ctx context.Context, m events.Message) {
 	}
 }
 
-func withoutValues(r hub.Record) hub.Record {
+func withoutValues(r vet.Record) vet.Record {
 	changes := r.Changes
 	r.Changes = nil
 	for _, c := range changes {
@@ -136,7 +136,7 @@ func withoutValues(r hub.Record) hub.Record {
 }
 
 // log writes one line for each change, so that a line can be found by field and value.
-func (t *Trail) log(ctx context.Context, r hub.Record) {
+func (t *Trail) log(ctx context.Context, r vet.Record) {
 	common := []slog.Attr{
 		slog.String("plugin", r.Plugin.String()),
 		slog.String("request", requestOf(r)),
@@ -158,14 +158,14 @@ func (t *Trail) log(ctx context.Context, r hub.Record) {
 	}
 }
 
-func requestOf(r hub.Record) string {
+func requestOf(r vet.Record) string {
 	if r.Event == nri.Event_UNKNOWN {
 		return "" // by itself
 	}
 	return r.Event.PrettyName()
 }
 
-func (t *Trail) message(ctx context.Context, r hub.Record) (events.Message, error) {
+func (t *Trail) message(ctx context.Context, r vet.Record) (events.Message, error) {
 	audit := &eventv1.PluginAudit{
 		Plugin:        r.Plugin.String(),
 		Request:       requestOf(r),

@@ -16,12 +16,12 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/audit"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/change"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
 )
 
-func record() hub.Record {
-	return hub.Record{
+func record() vet.Record {
+	return vet.Record{
 		Plugin:    plug.ID{Index: "10", Name: "a"},
 		Event:     nri.Event_CREATE_CONTAINER,
 		Pod:       &nri.PodSandbox{Id: "p", Name: "web", Namespace: "default"},

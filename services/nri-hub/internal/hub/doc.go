@@ -1,14 +1,10 @@
 // Package hub decides which plugin is told what, when, and what its answer means.
 //
-// It keeps the connected plugins in the order of (index, name) and passes each request
-// of the gateway along that order. A plugin has one request in flight at a time, and
-// requests reach all plugins in the same order; different plugins work on different
-// requests at the same time, so a slow plugin does not stop the others.
-//
-// A plugin that joins is synchronised while requests go on. What happens meanwhile is
-// kept for it and delivered right after, in order, so that it learns of every pod and
-// container either from its synchronisation or by an event, and nobody waits for it
-// longer than for a plugin that answers slowly (Config.JoinWait).
+// It puts the parts below it together and knows what each request of the gateway is about
+// and what is made of the answers to it. From the ground up: plug is what a plugin is; object
+// the pods and containers; member one plugin in the hub; roster all of them and the rules; vet
+// what they may; outward the way to the gateway; call a single call; dispatch the way of a
+// request along the plugins; join how a plugin comes in.
 //
 // Every plugin gets the stop and the removal of an object once, however often the
 // gateway reports them.

@@ -12,6 +12,9 @@ import (
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/dispatch"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
 )
 
 // DryRunAnnotation marks the pod of a rehearsal, for plugins that care.
@@ -21,7 +24,7 @@ const DryRunAnnotation = "nri.crisp.dev/dry-run"
 type Rehearsal struct {
 	Response *nri.CreateContainerResponse // nil if the creation would fail
 	Failure  error
-	Records  []Record // what each plugin wanted, in the order of the calls
+	Records  []vet.Record // what each plugin wanted, in the order of the calls
 }
 
 // DryRun asks the plugins about a container that is never made, and then tells those that
@@ -46,23 +49,17 @@ func (h *Hub) DryRun(ctx context.Context, pod *nri.PodSandbox, container *nri.Co
 		pod.Annotations = make(map[string]string)
 	}
 	pod.Annotations[DryRunAnnotation] = "true"
-	act := &rehearsal{}
+	act := &dispatch.Rehearsal{}
 	resp, failure := h.create(ctx, &nri.CreateContainerRequest{Pod: pod, Container: container}, act)
 	h.undo(context.WithoutCancel(ctx), act, pod, container)
 	if ctx.Err() != nil {
 		return Rehearsal{}, context.Cause(ctx)
 	}
-	return Rehearsal{Response: resp, Failure: failure, Records: act.records}, nil
-}
-
-// rehearsal collects what happens in a dry run. It is used by one goroutine at a time.
-type rehearsal struct {
-	records []Record
-	asked   []*member
+	return Rehearsal{Response: resp, Failure: failure, Records: act.Records}, nil
 }
 
 // undo tells the plugins that were asked that the container has ended and is gone.
-func (h *Hub) undo(ctx context.Context, act *rehearsal, pod *nri.PodSandbox, container *nri.Container) {
+func (h *Hub) undo(ctx context.Context, act *dispatch.Rehearsal, pod *nri.PodSandbox, container *nri.Container) {
 	ends := []struct {
 		event nri.Event
 		req   proto.Message
@@ -71,17 +68,17 @@ func (h *Hub) undo(ctx context.Context, act *rehearsal, pod *nri.PodSandbox, con
 		{nri.Event_REMOVE_CONTAINER, &nri.RemoveContainerRequest{Pod: pod, Container: container}},
 	}
 	var wg sync.WaitGroup
-	for _, m := range act.asked {
+	for _, m := range act.Asked {
 		wg.Go(func() {
-			t := m.queue.enter()
-			defer t.leave()
-			if err := t.wait(ctx, m.plugin.Done(), m.fails()); err != nil {
+			t := m.Queue.Enter()
+			defer t.Leave()
+			if err := t.Wait(ctx, m.Plugin.Done(), m.Fails()); err != nil {
 				return
 			}
 			for _, e := range ends {
-				if _, _, err := h.call(ctx, m, e.event, e.req, 0, nil); err != nil {
-					h.Log.WarnContext(ctx, "plugin not told of the end of a dry run",
-						slog.String("plugin", m.info.ID.String()), slog.Any("error", err))
+				if _, _, err := h.caller.Call(ctx, m, e.event, e.req, 0, nil); err != nil {
+					h.log.WarnContext(ctx, "plugin not told of the end of a dry run",
+						slog.String("plugin", m.Info.ID.String()), slog.Any("error", err))
 					return
 				}
 			}

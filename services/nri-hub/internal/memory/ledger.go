@@ -18,7 +18,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/object"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
@@ -28,7 +28,7 @@ const compactAfter = 50_000
 // maxLine is the longest line that is read back; what is longer is not written.
 const maxLine = 1 << 20
 
-var _ hub.Ledger = (*Ledger)(nil)
+var _ object.Ledger = (*Ledger)(nil)
 
 // syncPause is between two writes to the disk; what is noted meanwhile goes with the next.
 const syncPause = 50 * time.Millisecond
@@ -54,31 +54,31 @@ type Ledger struct {
 // state is what the lines add up to.
 type state struct {
 	objects map[string]line
-	told    map[plug.ID]map[string]hub.Told
+	told    map[plug.ID]map[string]object.Stage
 }
 
 // line is one object, or how much of one a plugin was told.
 type line struct {
-	Object    string   `json:"o"`
-	Pod       []byte   `json:"p,omitempty"`
-	Container []byte   `json:"c,omitempty"`
-	Plugin    *plug.ID `json:"n,omitempty"`
-	Told      hub.Told `json:"s,omitempty"`
+	Object    string       `json:"o"`
+	Pod       []byte       `json:"p,omitempty"`
+	Container []byte       `json:"c,omitempty"`
+	Plugin    *plug.ID     `json:"n,omitempty"`
+	Told      object.Stage `json:"s,omitempty"`
 }
 
 // OpenLedger reads the file ledger.jsonl in folder, writes it anew without what has become
 // pointless, and returns what it said.
-func OpenLedger(folder string, log *slog.Logger) (*Ledger, hub.Past, error) {
+func OpenLedger(folder string, log *slog.Logger) (*Ledger, object.Past, error) {
 	l := &Ledger{
 		path: filepath.Join(folder, "ledger.jsonl"), log: log, dirty: make(chan struct{}, 1),
-		live: state{objects: make(map[string]line), told: make(map[plug.ID]map[string]hub.Told)},
+		live: state{objects: make(map[string]line), told: make(map[plug.ID]map[string]object.Stage)},
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, hub.Past{}, fmt.Errorf("state folder: %w", err)
+		return nil, object.Past{}, fmt.Errorf("state folder: %w", err)
 	}
 	data, err := os.ReadFile(l.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, hub.Past{}, fmt.Errorf("ledger: %w", err)
+		return nil, object.Past{}, fmt.Errorf("ledger: %w", err)
 	}
 	in := bufio.NewScanner(bytes.NewReader(data))
 	in.Buffer(nil, 2*maxLine)
@@ -89,7 +89,7 @@ func OpenLedger(folder string, log *slog.Logger) (*Ledger, hub.Past, error) {
 		}
 	}
 	if err := l.compact(); err != nil {
-		return nil, hub.Past{}, err
+		return nil, object.Past{}, err
 	}
 	return l, l.live.past(), nil
 }
@@ -100,9 +100,9 @@ func (s *state) add(ln line) {
 		return
 	}
 	if s.told[*ln.Plugin] == nil {
-		s.told[*ln.Plugin] = make(map[string]hub.Told)
+		s.told[*ln.Plugin] = make(map[string]object.Stage)
 	}
-	if ln.Told == hub.ToldRemoved {
+	if ln.Told == object.Removed {
 		delete(s.told[*ln.Plugin], ln.Object)
 		return
 	}
@@ -127,10 +127,10 @@ func (s *state) prune() {
 	}
 }
 
-func (s *state) past() hub.Past {
-	past := hub.Past{
+func (s *state) past() object.Past {
+	past := object.Past{
 		Pods: make(map[string]*nri.PodSandbox), Containers: make(map[string]*nri.Container),
-		Told: make(map[plug.ID]map[string]hub.Told),
+		Told: make(map[plug.ID]map[string]object.Stage),
 	}
 	for id, ln := range s.objects {
 		var pod nri.PodSandbox
@@ -259,7 +259,7 @@ func appendLine(buf *bytes.Buffer, ln line) int {
 	return 1
 }
 
-// Object implements hub.Ledger.
+// Object implements object.Ledger.
 func (l *Ledger) Object(pod *nri.PodSandbox, container *nri.Container) {
 	ln := line{Object: pod.GetId()}
 	var err error
@@ -275,8 +275,8 @@ func (l *Ledger) Object(pod *nri.PodSandbox, container *nri.Container) {
 	l.write(ln)
 }
 
-// Told implements hub.Ledger.
-func (l *Ledger) Told(plugin plug.ID, object string, told hub.Told) {
+// Told implements object.Ledger.
+func (l *Ledger) Told(plugin plug.ID, object string, told object.Stage) {
 	l.write(line{Object: object, Plugin: &plugin, Told: told})
 }
 

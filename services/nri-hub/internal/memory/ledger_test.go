@@ -13,12 +13,12 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/object"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/memory"
 )
 
-func open(t *testing.T, folder string) (*memory.Ledger, hub.Past) {
+func open(t *testing.T, folder string) (*memory.Ledger, object.Past) {
 	t.Helper()
 	l, past, err := memory.OpenLedger(folder, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -40,11 +40,11 @@ func TestLedgerSurvivesAKill(t *testing.T) {
 	l.Object(pod, nil)
 	l.Object(pod, &nri.Container{Id: "c", PodSandboxId: "p", Name: "main"})
 	l.Object(pod, &nri.Container{Id: "old", PodSandboxId: "p"})
-	l.Told(a, "p", hub.ToldKnown)
-	l.Told(a, "c", hub.ToldKnown)
-	l.Told(a, "c", hub.ToldStopped)
-	l.Told(b, "old", hub.ToldKnown)
-	l.Told(b, "old", hub.ToldRemoved)
+	l.Told(a, "p", object.Known)
+	l.Told(a, "c", object.Known)
+	l.Told(a, "c", object.Stopped)
+	l.Told(b, "old", object.Known)
+	l.Told(b, "old", object.Removed)
 	// It is killed here, in the middle of a line.
 	f, err := os.OpenFile(filepath.Join(folder, "ledger.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -54,7 +54,7 @@ func TestLedgerSurvivesAKill(t *testing.T) {
 	_ = f.Close()
 
 	_, past = open(t, folder)
-	if past.Pods["p"].GetName() != "web" || past.Containers["c"].GetName() != "main" || past.Told[a]["c"] != hub.ToldStopped || past.Told[a]["p"] != hub.ToldKnown {
+	if past.Pods["p"].GetName() != "web" || past.Containers["c"].GetName() != "main" || past.Told[a]["c"] != object.Stopped || past.Told[a]["p"] != object.Known {
 		t.Errorf("remembered is %v", past)
 	}
 	if past.Containers["old"] != nil || len(past.Told[b]) != 0 {
@@ -75,11 +75,11 @@ func TestLedgerDoesNotGrow(t *testing.T) {
 	for i := range 30_000 {
 		id := strconv.Itoa(i)
 		l.Object(&nri.PodSandbox{Id: id}, nil)
-		l.Told(a, id, hub.ToldKnown)
-		l.Told(a, id, hub.ToldRemoved)
+		l.Told(a, id, object.Known)
+		l.Told(a, id, object.Removed)
 	}
 	l.Object(&nri.PodSandbox{Id: "last"}, nil)
-	l.Told(a, "last", hub.ToldStopped)
+	l.Told(a, "last", object.Stopped)
 	testkit.Eventually(t, testkit.Patience, func() error {
 		info, err := os.Stat(filepath.Join(folder, "ledger.jsonl"))
 		if err == nil && info.Size() > 5<<20 {
@@ -87,7 +87,7 @@ func TestLedgerDoesNotGrow(t *testing.T) {
 		}
 		return err
 	})
-	if _, past := open(t, folder); past.Told[a]["last"] != hub.ToldStopped || len(past.Told[a]) != 1 {
+	if _, past := open(t, folder); past.Told[a]["last"] != object.Stopped || len(past.Told[a]) != 1 {
 		t.Errorf("what was written while the file was made anew is lost: %v", past.Told)
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/roster"
 )
 
-var _ hub.Memory = (*File)(nil)
+var _ roster.Memory = (*File)(nil)
 
 // File is the file. Save must not be called concurrently.
 type File struct{ path string }

@@ -16,10 +16,11 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/fit"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/join"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-var _ plug.Synchronizer = (*Synchronizer)(nil)
+var _ join.Synchronizer = (*Synchronizer)(nil)
 
 // chunkSize is what one message holds, well below what the transport takes.
 const chunkSize = 3 << 20

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -88,13 +87,6 @@ type Inventory struct {
 	Pods       []*nri.PodSandbox
 	Containers []*nri.Container
 	Ended      []string // ids of pods and containers that have ended and are not removed
-}
-
-// Synchronizer hands an inventory to a plugin and returns the updates that the plugin
-// answers with.
-type Synchronizer interface {
-	// limit is for one part of the synchronisation; zero means the synchronizer's own.
-	Synchronize(ctx context.Context, p Plugin, inv Inventory, limit time.Duration) ([]*nri.ContainerUpdate, error)
 }
 
 // Error is a plugin's failure to take a request.

@@ -1,4 +1,4 @@
-package hub
+package member
 
 import (
 	"context"
@@ -7,30 +7,30 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-// queue lets requests through to a plugin in the order in which they have entered: one
+// Queue lets requests through to a plugin in the order in which they have entered: one
 // at a time, or as many as width says.
-type queue struct {
+type Queue struct {
 	// width is how many have their turn at once; less than one means one. It does not
 	// change.
 	width int
 
 	// mu guards waiting.
 	mu      sync.Mutex
-	waiting []*ticket // the first ones, as many as width, have their turn
+	waiting []*Ticket // the first ones, as many as width, have their turn
 }
 
-// ticket is a place in a queue. Who holds one must leave.
-type ticket struct {
-	q    *queue
+// Ticket is a place in a queue. Who holds one must leave.
+type Ticket struct {
+	q    *Queue
 	turn chan struct{}
 }
 
-func (q *queue) slots() int { return max(q.width, 1) }
+func (q *Queue) slots() int { return max(q.width, 1) }
 
-// enter takes the next place. It does not block, so the order of requests can be fixed
+// Enter takes the next place. It does not block, so the order of requests can be fixed
 // while the turn at the plugin before is still held.
-func (q *queue) enter() *ticket {
-	t := &ticket{q: q, turn: make(chan struct{})}
+func (q *Queue) Enter() *Ticket {
+	t := &Ticket{q: q, turn: make(chan struct{})}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, t)
@@ -40,21 +40,21 @@ func (q *queue) enter() *ticket {
 	return t
 }
 
-// length is how many have their turn or wait for it.
-func (q *queue) length() int {
+// Length is how many have their turn or wait for it.
+func (q *Queue) Length() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting)
 }
 
-// wait returns nil once it is the ticket's turn, or an error when the context ends, the
+// Wait returns nil once it is the ticket's turn, or an error when the context ends, the
 // plugin is gone or it has become degraded.
-func (t *ticket) wait(ctx context.Context, gone, degraded <-chan struct{}) error {
+func (t *Ticket) Wait(ctx context.Context, gone, degraded <-chan struct{}) error {
 	select {
 	case <-gone:
 		return plug.ErrLost
 	case <-degraded:
-		return errDegraded
+		return ErrDegraded
 	default:
 	}
 	select {
@@ -63,14 +63,14 @@ func (t *ticket) wait(ctx context.Context, gone, degraded <-chan struct{}) error
 	case <-gone:
 		return plug.ErrLost
 	case <-degraded:
-		return errDegraded
+		return ErrDegraded
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// leave gives the place up, with or without having had the turn.
-func (t *ticket) leave() {
+// Leave gives the place up, with or without having had the turn.
+func (t *Ticket) Leave() {
 	if t == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package hub
+package dispatch
 
 import (
 	"context"
@@ -8,23 +8,25 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/member"
 )
 
-// dispatchGuarded is dispatch for the requests that required plugins must answer. It
+// SendGuarded is Send for the requests that required plugins must answer. It
 // waits a bounded time for those that are away, being synchronised or degraded.
-func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginInstance, error) {
-	names, err := h.Required().For(r.pod, r.container.GetName())
+func (d *Dispatcher) SendGuarded(ctx context.Context, r *Request) ([]*nri.PluginInstance, error) {
+	names, err := d.parts.Roster.Policy().Required.For(r.Pod, r.Container.GetName())
 	if err != nil {
-		return nil, fmt.Errorf("pod %s/%s: %w: %w", r.pod.GetNamespace(), r.pod.GetName(), err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("pod %s/%s: %w: %w", r.Pod.GetNamespace(), r.Pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}
 	r.required = names
-	leg := legOf(ctx)
+	leg := LegOf(ctx)
 	if leg == nil {
-		if err := h.awaitRequired(ctx, r); err != nil {
+		if err := d.awaitRequired(ctx, r); err != nil {
 			return nil, err
 		}
 	}
-	consulted, err := h.dispatch(ctx, r)
+	consulted, err := d.Send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -38,22 +40,22 @@ func (h *Hub) dispatchGuarded(ctx context.Context, r *request) ([]*nri.PluginIns
 // Requires names the plugins that must take part in the making of a pod, or of one of its
 // containers, and says how long to wait for those that are away. Those that are degraded are
 // tried.
-func (h *Hub) Requires(pod *nri.PodSandbox, container string) ([]string, time.Duration, error) {
-	names, err := h.Required().For(pod, container)
+func (d *Dispatcher) Requires(pod *nri.PodSandbox, container string) ([]string, time.Duration, error) {
+	names, err := d.parts.Roster.Policy().Required.For(pod, container)
 	if err != nil {
 		return nil, 0, fmt.Errorf("pod %s/%s: %w: %w", pod.GetNamespace(), pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}
-	h.unready(names)
-	return names, h.cfg.RequiredWait, nil
+	d.unready(names)
+	return names, d.cfg.RequiredWait, nil
 }
 
 // awaitRequired returns when every plugin that the request needs can be called, or with
 // an error that names one that cannot.
-func (h *Hub) awaitRequired(ctx context.Context, r *request) error {
+func (d *Dispatcher) awaitRequired(ctx context.Context, r *Request) error {
 	if len(r.required) == 0 {
 		return nil
 	}
-	wait := h.cfg.RequiredWait
+	wait := d.cfg.RequiredWait
 	if left, ok := r.left(ctx); ok {
 		// Half of what the caller has is for the plugins themselves.
 		wait = min(wait, left/2)
@@ -61,7 +63,7 @@ func (h *Hub) awaitRequired(ctx context.Context, r *request) error {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
-		missing, changed := h.unready(r.required)
+		missing, changed := d.unready(r.required)
 		if missing == "" {
 			return nil
 		}
@@ -77,21 +79,19 @@ func (h *Hub) awaitRequired(ctx context.Context, r *request) error {
 
 // unready is the first of the named plugins that cannot be called now, and a channel that
 // is closed when that may have changed.
-func (h *Hub) unready(names []string) (string, <-chan struct{}) {
-	h.mu.Lock()
-	members, changed := h.members, h.movement
-	h.mu.Unlock()
+func (d *Dispatcher) unready(names []string) (string, <-chan struct{}) {
+	members, changed := d.parts.Roster.Watch()
 	for _, name := range names {
 		ready := false
 		for _, m := range members {
-			if !m.info.ID.Matches(name) {
+			if !m.Info.ID.Matches(name) {
 				continue
 			}
-			switch m.at() {
-			case active:
+			switch m.At() {
+			case member.Active:
 				ready = true
-			case degraded:
-				m.need()
+			case member.Degraded:
+				m.Need()
 			default:
 			}
 		}
@@ -103,15 +103,17 @@ func (h *Hub) unready(names []string) (string, <-chan struct{}) {
 }
 
 // needs reports whether the request cannot do without the plugin.
-func (r *request) needs(m *member) bool { return slices.ContainsFunc(r.required, m.info.ID.Matches) }
+func (r *Request) needs(m *member.Member) bool {
+	return slices.ContainsFunc(r.required, m.Info.ID.Matches)
+}
 
 // missed is the error of a request that a plugin it needs did not answer, and nil for all
 // other plugins.
-func (h *Hub) missed(r *request, m *member, cause error) error {
+func missed(r *Request, m *member.Member, cause error) error {
 	if !r.needs(m) {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", absent(m.info.ID.String()), cause)
+	return fmt.Errorf("%w: %w", absent(m.Info.ID.String()), cause)
 }
 
 func absent(name string) error {

@@ -1,4 +1,4 @@
-package hub
+package dispatch
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/adjust"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/member"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
@@ -35,18 +36,19 @@ func WithLeg(ctx context.Context, l *Leg) context.Context {
 	return context.WithValue(ctx, legKey{}, l)
 }
 
-func legOf(ctx context.Context) *Leg {
+// LegOf is nil for a request that is whole.
+func LegOf(ctx context.Context) *Leg {
 	l, _ := ctx.Value(legKey{}).(*Leg)
 	return l
 }
 
 // within leaves of the plugins, which are in the order of calls, those of the part.
-func (l *Leg) within(members []*member) []*member {
+func (l *Leg) within(members []*member.Member) []*member.Member {
 	if l == nil {
 		return members
 	}
-	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool {
-		name := m.info.ID.String()
+	return slices.DeleteFunc(slices.Clone(members), func(m *member.Member) bool {
+		name := m.Info.ID.String()
 		return name <= l.After || l.Last != "" && name > l.Last
 	})
 }
@@ -54,8 +56,8 @@ func (l *Leg) within(members []*member) []*member {
 // Conclude checks what the plugins of several hubs have made of a request: those that this
 // hub requires have taken part, and its validators agree. container is nil for a request
 // about a pod, which has no validators.
-func (h *Hub) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all Leg) error {
-	names, err := h.Required().For(pod, container.GetName())
+func (d *Dispatcher) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.Container, all Leg) error {
+	names, err := d.parts.Roster.Policy().Required.For(pod, container.GetName())
 	if err != nil {
 		return fmt.Errorf("pod %s/%s: %w: %w", pod.GetNamespace(), pod.GetName(), err, errdefs.ErrInvalidArgument)
 	}
@@ -66,8 +68,8 @@ func (h *Hub) Conclude(ctx context.Context, pod *nri.PodSandbox, container *nri.
 		return nil
 	}
 	req := &nri.CreateContainerRequest{Pod: pod, Container: container}
-	r := &request{event: nri.Event_CREATE_CONTAINER, pod: pod, container: container}
-	return h.validate(ctx, r, adjust.ResumeCreate(req, all.State).Validation(all.Consulted))
+	r := &Request{Event: nri.Event_CREATE_CONTAINER, Pod: pod, Container: container}
+	return d.Validate(ctx, r, adjust.ResumeCreate(req, all.State).Validation(all.Consulted))
 }
 
 // tookPart returns an error that names a plugin which is missing among the consulted.
