@@ -52,6 +52,8 @@ type world struct {
 	steps []string
 	// slow makes a checkpoint last as long as its context.
 	slow bool
+	// layers, if set, is what the making of a writable layer waits for.
+	layers chan struct{}
 	// applied are the changes to root file systems, by key.
 	applied map[string]string
 	path    string // of the record store
@@ -253,7 +255,14 @@ func (r rootfs) Apply(_ context.Context, key, _ string, changes io.Reader) error
 	return r.w.do("rootfs.apply", func() { r.w.applied[key] = string(b) })
 }
 
-func (r rootfs) Prepare(_ context.Context, key string, _ pod.Image, _ pod.IDMap) ([]mount.Mount, error) {
+func (r rootfs) Prepare(ctx context.Context, key string, _ pod.Image, _ pod.IDMap) ([]mount.Mount, error) {
+	if r.w.layers != nil {
+		select {
+		case <-r.w.layers:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 	return nil, r.w.do("rootfs.prepare", func() { r.w.holds["rootfs "+key] = true })
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
@@ -20,10 +21,13 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// Prepare makes root file system and specification of a container, seen by no
-// list. It returns the record of a CREATED container with existing set if the same request
-// was fulfilled before. A container that is restored has the folder of its pod's checkpoint
-// in from.
+// layerLimit bounds the making of a writable layer.
+const layerLimit = 4 * time.Minute
+
+// Prepare makes the specification of a container, seen by no list, and begins with its writable
+// layer, which the plugins need not wait for: Commit does. It returns the record of a CREATED
+// container with existing set if the same request was fulfilled before. A container that is
+// restored has the folder of its pod's checkpoint in from.
 func (u *UseCases) Prepare(ctx context.Context, session, sandboxID string, cfg *criv1.ContainerConfig, from string) (id string, existing bool, err error) {
 	err = u.p.Table.Ready()
 	if err != nil {
@@ -115,11 +119,11 @@ func (u *UseCases) build(ctx context.Context, c *table.Container) error {
 	c.Show(next)
 	var accounts pod.Accounts
 	var imageMounts map[string]imageMount
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		_, err := u.p.Rootfs.Prepare(gctx, c.ID, img, pod.IDMapOf(sandboxRec.GetConfig()))
+	c.Layer = u.p.Work.Start(ctx, layerLimit, func(ctx context.Context) error {
+		_, err := u.p.Rootfs.Prepare(ctx, c.ID, img, pod.IDMapOf(sandboxRec.GetConfig()))
 		return err
 	})
+	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		var err error
 		accounts, err = u.p.Rootfs.Accounts(gctx, img)
@@ -222,7 +226,8 @@ func stopSignal(cfg *criv1.ContainerConfig, img pod.Image) string {
 	return "SIGTERM"
 }
 
-// Commit applies the NRI adjustment and makes the container visible as CREATED.
+// Commit applies the NRI adjustment, waits for the writable layer and makes the container
+// visible as CREATED.
 func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdjustment) error {
 	c, done, err := u.prepared.Enter(ctx, id)
 	if err != nil {
@@ -251,6 +256,10 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 	if err != nil {
 		return err
 	}
+	err = c.Layer.Wait(ctx)
+	if err != nil {
+		return fmt.Errorf("container %q: %w", id, err)
+	}
 	err = u.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
 		r.State = table.ContainerCreated
 		r.Spec = encoded
@@ -263,7 +272,7 @@ func (u *UseCases) Commit(ctx context.Context, id string, adj *nri.ContainerAdju
 		return err
 	}
 	c.Pending.Store(nil)
-	c.TakeBack = nil
+	c.Layer, c.TakeBack = nil, nil
 	return nil
 }
 
@@ -278,7 +287,11 @@ func (u *UseCases) destroy(ctx context.Context, c *table.Container) error {
 		c.TakeBack()
 		c.TakeBack = nil
 	}
-	err := u.removeStorage(ctx, rec)
+	err := c.Layer.Cancel(ctx)
+	if err != nil {
+		return fmt.Errorf("wait for the writable layer: %w", err)
+	}
+	err = u.removeStorage(ctx, rec)
 	if err != nil {
 		return err
 	}

@@ -16,9 +16,13 @@ import (
 // changes to the root file system, the image's volumes, and a copy of the state of its
 // processes, from which they are restored when the container is started.
 func (u *UseCases) takeCheckpoint(ctx context.Context, c *table.Container, from string) error {
+	err := c.Layer.Wait(ctx)
+	if err != nil {
+		return err
+	}
 	rec := c.Record()
 	name := rec.GetConfig().GetMetadata().GetName()
-	err := checkpoint.RootfsChanges(from, name, func(changes io.Reader) error {
+	err = checkpoint.RootfsChanges(from, name, func(changes io.Reader) error {
 		return u.p.Rootfs.Apply(ctx, c.ID, rec.GetSnapshotter(), changes)
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine/work"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -99,6 +100,9 @@ type Container struct {
 	Sandbox *Sandbox
 	// Pending is the specification until it is committed.
 	Pending atomic.Pointer[specs.Spec]
+	// Layer is the making of the writable layer; nil once committed. Only who has the turn
+	// touches it.
+	Layer *work.Job
 	// TakeBack undoes what the specification changed on the node; nil once committed.
 	// Only who has the turn touches it.
 	TakeBack func()

@@ -24,6 +24,8 @@ const (
 	retryMost  = time.Minute
 )
 
+var errStops = fmt.Errorf("sandboxd stops: %w", errdefs.ErrUnavailable)
+
 // Group is background work with a common end. Its methods are safe for concurrent use.
 type Group struct {
 	log  *slog.Logger
@@ -43,11 +45,68 @@ func New(ctx context.Context, log *slog.Logger) *Group {
 }
 
 // Go runs fn until it is done or the group is closed; a closed group does not begin with it.
-func (g *Group) Go(fn func(ctx context.Context)) {
+func (g *Group) Go(fn func(ctx context.Context)) (begun bool) {
 	g.closing.RLock()
 	defer g.closing.RUnlock()
-	if !g.closed {
-		g.work.Go(func() { fn(g.life) })
+	if g.closed {
+		return false
+	}
+	g.work.Go(func() { fn(g.life) })
+	return true
+}
+
+// Job is one piece of background work that somebody asks about later. Its methods are safe for
+// concurrent use; a nil Job is done.
+type Job struct {
+	cancel context.CancelCauseFunc
+	over   chan struct{}
+	err    error // set before over is closed
+}
+
+// Start runs fn beside its caller, with the values of ctx, until it is done, cancelled, the
+// group is closed or limit has passed. In a closed group the job fails with ErrUnavailable.
+func (g *Group) Start(ctx context.Context, limit time.Duration, fn func(ctx context.Context) error) *Job {
+	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	j := &Job{cancel: cancel, over: make(chan struct{}), err: errStops}
+	begun := g.Go(func(life context.Context) {
+		defer close(j.over)
+		defer context.AfterFunc(life, func() { cancel(context.Cause(life)) })()
+		limited, done := context.WithTimeout(own, limit)
+		defer done()
+		j.err = fn(limited)
+	})
+	if !begun {
+		cancel(errStops)
+		close(j.over)
+	}
+	return j
+}
+
+// Wait waits for the job and returns its error, or the cause of ctx when that ends first.
+func (j *Job) Wait(ctx context.Context) error {
+	if j == nil {
+		return nil
+	}
+	select {
+	case <-j.over:
+		return j.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Cancel ends the job and waits until it is over, whatever its outcome. It fails with the cause of
+// ctx when that ends first.
+func (j *Job) Cancel(ctx context.Context) error {
+	if j == nil {
+		return nil
+	}
+	j.cancel(context.Canceled)
+	select {
+	case <-j.over:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -59,7 +118,7 @@ func (g *Group) Close() {
 	g.closing.Lock()
 	g.closed = true
 	g.closing.Unlock()
-	g.end(fmt.Errorf("sandboxd stops: %w", errdefs.ErrUnavailable))
+	g.end(errStops)
 	g.work.Wait()
 }
 
