@@ -539,8 +539,19 @@ func testDeadShim(t *testing.T, n *node, away bool) {
 	if err != nil || len(pids) < 2 {
 		t.Fatalf("pids %v, %v", pids, err)
 	}
-	waited := make(chan error, 1)
+	waited, executed := make(chan error, 1), make(chan error, 1)
 	if !away {
+		x := shimtest.ID()
+		if err := n.tasks.Exec(t.Context(), sb, running, port.ExecSpec{ID: x, Process: shimtest.Process("/bin/sleep", "1000")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.tasks.Start(t.Context(), sb, running, x); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, err := n.tasks.Wait(context.Background(), sb, running, x)
+			executed <- err
+		}()
 		go func() {
 			e, err := n.tasks.Wait(context.Background(), sb, running, "")
 			if err == nil && e.Code != 137 {
@@ -570,6 +581,10 @@ func testDeadShim(t *testing.T, n *node, away bool) {
 			}
 		case <-time.After(10 * time.Second):
 			t.Fatal("wait did not return")
+		}
+		// What it had come to when nobody was there any more to see its end is not known.
+		if err := <-executed; !errdefs.IsUnavailable(err) {
+			t.Errorf("wait for an exec: %v", err)
 		}
 	}
 	for _, pid := range pids {

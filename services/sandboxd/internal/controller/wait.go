@@ -22,9 +22,11 @@ const (
 	killedGrace = time.Second
 )
 
-// Wait blocks until a process has ended. The death of its shim does not make it fail: the
-// exit is then the one that the shim saved, or that the clean-up found out, else 137 or 255.
-// It fails only with ErrNotFound and when ctx ends.
+// Wait blocks until a process has ended. For the first process of a container the death of the
+// shim does not make it fail: the exit is then the one that the shim saved, or that the clean-up
+// found out, else 137 or 255. Nobody saves the exits of execs; one that the shim did not tell
+// before it died, or was killed without, may have been any: that is ErrUnavailable. Other errors:
+// ErrNotFound, and the cause of ctx when that ends.
 func (t *Tasks) Wait(ctx context.Context, sandboxID, containerID, execID string) (pod.Exit, error) {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
@@ -59,7 +61,7 @@ func (t *Tasks) waitOnce(ctx context.Context, i *shim.Instance, containerID, exe
 	case !ok:
 		return e, again, err
 	case execID != "":
-		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: pod.ExitCodeKilled, At: killed.At}, false, nil
+		return pod.Exit{}, false, fmt.Errorf("its container was killed while the shim did not answer, how it ended is not known: %w", errdefs.ErrUnavailable)
 	default:
 		return killed, false, nil
 	}
@@ -105,15 +107,14 @@ func savedExit(i *shim.Instance, containerID string) (pod.Exit, error) {
 	return e, nil
 }
 
-// exitOfDead is the exit of a process whose shim is dead. The clean-up has killed every exec
-// with its container.
+// exitOfDead is the exit of a process whose shim is dead.
 func exitOfDead(i *shim.Instance, containerID, execID string) (pod.Exit, error) {
 	e, ok := i.Exit(containerID)
 	switch {
 	case !ok:
 		return pod.Exit{}, errdefs.ErrNotFound
 	case execID != "":
-		return pod.Exit{Pid: pidOf(i, containerID, execID), Code: pod.ExitCodeKilled, At: i.Status().DiedAt}, nil
+		return pod.Exit{}, fmt.Errorf("its shim died, how it ended is not known: %w", errdefs.ErrUnavailable)
 	default:
 		return e, nil
 	}
