@@ -177,12 +177,28 @@ func (c *Child) Pid() int { return c.pid }
 
 // Signal sends a signal. It fails with ErrNotFound if the process has ended.
 func (c *Child) Signal(sig unix.Signal) error {
+	return c.signal(sig, func() error { return unix.Kill(c.pid, sig) })
+}
+
+// SignalGroup sends a signal to the process group that the process leads, or to the process alone
+// if it leads none. It fails with ErrNotFound if the process has ended.
+func (c *Child) SignalGroup(sig unix.Signal) error {
+	return c.signal(sig, func() error {
+		err := unix.Kill(-c.pid, sig)
+		if errors.Is(err, unix.ESRCH) {
+			err = unix.Kill(c.pid, sig)
+		}
+		return err
+	})
+}
+
+func (c *Child) signal(sig unix.Signal, send func() error) error {
 	c.r.mu.Lock()
 	defer c.r.mu.Unlock()
 	if c.ended {
 		return fmt.Errorf("process %d has ended: %w", c.pid, errdefs.ErrNotFound)
 	}
-	err := unix.Kill(c.pid, sig)
+	err := send()
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return fmt.Errorf("process %d has ended: %w", c.pid, errdefs.ErrNotFound)

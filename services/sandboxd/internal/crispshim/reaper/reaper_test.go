@@ -3,6 +3,8 @@ package reaper
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -174,4 +176,53 @@ type capture []byte
 func (c *capture) Write(p []byte) (int, error) {
 	*c = append(*c, p...)
 	return len(p), nil
+}
+
+// A signal for a group reaches what the process has started; one that leads no group is signalled
+// alone.
+func TestSignalGroup(t *testing.T) {
+	r := start(t)
+	for _, leads := range []bool{true, false} {
+		h := r.Hold()
+		cmd := exec.Command("/bin/sh", "-c", "sleep 100 & echo $!; wait")
+		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: leads}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ends := make(chan Exit, 1)
+		c := h.Claim(cmd.Process.Pid, func(e Exit) { ends <- e })
+		h.Release()
+		var child int
+		if _, err := fmt.Fscan(out, &child); err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.PidfdOpen(child, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := c.SignalGroup(unix.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		if e := testkit.Receive(t, ends); e.Status != 137 {
+			t.Errorf("leads %t: status %d", leads, e.Status)
+		}
+		if !leads {
+			err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			if err != nil {
+				t.Errorf("a child of one that leads no group: %v", err)
+			}
+		}
+		_, err = io.ReadAll(out) // ends with the last process that has it
+		if err != nil {
+			t.Error(err)
+		}
+		if err := c.SignalGroup(unix.SIGKILL); !errdefs.IsNotFound(err) {
+			t.Errorf("signal after the end: %v", err)
+		}
+	}
 }

@@ -15,8 +15,9 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/reaper"
 )
 
-// Kill sends a signal to a process, or to every process of the container. It fails with
-// ErrNotFound if the process has ended.
+// Kill sends a signal to a process, or to every process of the container. SIGKILL for an exec takes
+// its process group along: a command that is killed must not leave behind what it was waiting for.
+// It fails with ErrNotFound if the process has ended.
 func (c *Container) Kill(ctx context.Context, execID string, sig unix.Signal, all bool) error {
 	p, err := c.Process(execID)
 	if err != nil {
@@ -29,6 +30,9 @@ func (c *Container) Kill(ctx context.Context, execID string, sig unix.Signal, al
 		if done, err := c.giveUp(ctx); done || err != nil {
 			return err
 		}
+	}
+	if execID != "" && (all || sig == unix.SIGKILL) {
+		return p.SignalGroup(sig)
 	}
 	if all {
 		if sig == unix.SIGKILL {

@@ -248,7 +248,15 @@ func (c *Container) isOver() bool {
 }
 
 // Signal sends a signal to the process. It fails with ErrNotFound if it has ended.
-func (p *Process) Signal(sig unix.Signal) error {
+func (p *Process) Signal(sig unix.Signal) error { return p.signal((*reaper.Child).Signal, sig) }
+
+// SignalGroup sends a signal to the process and those of its process group: what it has started,
+// and has not put into a group of its own. It fails with ErrNotFound if the process has ended.
+func (p *Process) SignalGroup(sig unix.Signal) error {
+	return p.signal((*reaper.Child).SignalGroup, sig)
+}
+
+func (p *Process) signal(send func(*reaper.Child, unix.Signal) error, sig unix.Signal) error {
 	p.mu.Lock()
 	child, state := p.child, p.state
 	p.mu.Unlock()
@@ -258,7 +266,7 @@ func (p *Process) Signal(sig unix.Signal) error {
 	case child == nil:
 		return fmt.Errorf("process %q is not started: %w", p.id(), errdefs.ErrFailedPrecondition)
 	}
-	return child.Signal(sig)
+	return send(child, sig)
 }
 
 // refusal says why a process cannot be started.

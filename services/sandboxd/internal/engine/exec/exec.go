@@ -172,7 +172,7 @@ func (r *Runner) finish(ctx context.Context, io port.ExecIO, w waited) (int32, e
 	return int32(w.exit.Code), nil
 }
 
-// killExec kills a started exec and waits for its end.
+// killExec kills a started exec with what it has started, and waits for its end.
 func (r *Runner) killExec(ctx context.Context, c *table.Container, execID string, end <-chan waited) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
