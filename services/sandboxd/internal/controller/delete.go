@@ -29,6 +29,13 @@ func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID strin
 	if err := i.Settle(ctx); err != nil {
 		return pod.Exit{}, named(containerID, execID, err)
 	}
+	if execID == "" {
+		done, err := i.TakeRemoval(ctx, containerID)
+		if err != nil {
+			return pod.Exit{}, named(containerID, "", err)
+		}
+		defer done()
+	}
 	e, err := t.askDelete(ctx, i, containerID, execID)
 	if errdefs.IsUnavailable(err) && !errors.Is(err, errDeaf) {
 		// The shim ended, or was told to, meanwhile: what it left is known once that is done.

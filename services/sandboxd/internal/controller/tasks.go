@@ -91,8 +91,13 @@ func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec p
 func (t *Tasks) undo(ctx context.Context, i *shim.Instance, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
+	done, err := i.TakeRemoval(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
 	// After an error of the shim there is no task; after the end of ctx there may be one.
-	err := i.Task(ctx, "Kill", &taskapi.KillRequest{ID: id, Signal: uint32(syscall.SIGKILL), All: true}, &emptypb.Empty{})
+	err = i.Task(ctx, "Kill", &taskapi.KillRequest{ID: id, Signal: uint32(syscall.SIGKILL), All: true}, &emptypb.Empty{})
 	if err == nil {
 		_ = i.Task(ctx, "Wait", &taskapi.WaitRequest{ID: id}, &taskapi.WaitResponse{})
 		_ = i.Task(ctx, "Delete", &taskapi.DeleteRequest{ID: id}, &taskapi.DeleteResponse{})
@@ -145,16 +150,19 @@ func (t *Tasks) Exec(ctx context.Context, sandboxID, containerID string, spec po
 }
 
 // Kill sends a signal. With all it reaches every process of the container, and SIGKILL is
-// then sent without the shim if that does not answer.
+// then sent without the shim if that does not answer. With SIGKILL for an exec our shim kills its
+// process group, others its first process only.
 func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string, sig syscall.Signal, all bool) error {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
 		return err
 	}
 	req := &taskapi.KillRequest{ID: containerID, ExecID: execID, Signal: uint32(sig), All: all}
-	force := all && sig == syscall.SIGKILL
+	force := all && execID == "" && sig == syscall.SIGKILL
 	asked, cancel := ctx, context.CancelFunc(func() {})
 	if force {
+		// A shim may take for dead what the signal has reached, but what is frozen does not die.
+		i.Thaw(containerID)
 		asked, cancel = context.WithTimeout(ctx, killTimeout)
 	}
 	err = i.Task(asked, "Kill", req, &emptypb.Empty{})

@@ -57,7 +57,7 @@ type Instance struct {
 	// whenKilled are the functions of WhenKilled, by container.
 	whenKilled map[string]map[*byte]func()
 	diedAt     time.Time
-	discards   map[string]chan struct{} // of containers that are being discarded; closed at its end
+	removals   map[string]chan struct{} // of containers that are being removed; closed at its end
 	changed    chan struct{}            // closed and replaced at each change of the state
 	abort      context.CancelFunc       // ends a Start
 }
@@ -75,7 +75,7 @@ func (m *Manager) newInstance(b bundle.Pod, meta bundle.Meta) *Instance {
 		killed: map[string]pod.Exit{},
 
 		whenKilled: map[string]map[*byte]func(){},
-		discards:   map[string]chan struct{}{},
+		removals:   map[string]chan struct{}{},
 		changed:    make(chan struct{}),
 	}
 }

@@ -132,6 +132,17 @@ func (i *Instance) clean(ctx context.Context, id string) pod.Exit {
 	return i.m.cleaner.Container(ctx, i.log, i.bundle, i.meta, id)
 }
 
+// Thaw thaws what is frozen of a container's control group, as far as it is found.
+func (i *Instance) Thaw(containerID string) {
+	path, err := bundle.CgroupsPath(i.bundle.ContainerDir(containerID))
+	if err != nil {
+		return
+	}
+	if g, err := cgroup.Find(containerID, path); err == nil {
+		g.Thaw()
+	}
+}
+
 // KillAll kills every process in the control group of a container without the shim's help,
 // within ctx. That they are gone is the end of the container, whether or not the shim ever
 // tells it. It fails with ErrUnavailable if the container's processes are somewhere else.
@@ -185,14 +196,9 @@ func (i *Instance) RemoveContainer(containerID string) error {
 
 // Discard removes a container without its shim, which does not know it, does not know it any
 // more, or does not answer: what is left of it and its bundle. It returns the container's exit
-// as far as it is known, and fails with ErrNotFound if there is no bundle. One call at a time
-// works on a container; the others wait for it.
+// as far as it is known, and fails with ErrNotFound if there is no bundle. The caller has the
+// turn of the removal.
 func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, error) {
-	done, err := i.beginDiscard(ctx, containerID)
-	if err != nil {
-		return pod.Exit{}, err
-	}
-	defer done()
 	if !i.bundle.HasContainer(containerID) {
 		return pod.Exit{}, fmt.Errorf("container %q: %w", containerID, errdefs.ErrNotFound)
 	}
@@ -206,18 +212,20 @@ func (i *Instance) Discard(ctx context.Context, containerID string) (pod.Exit, e
 	return e, i.RemoveContainer(containerID)
 }
 
-// beginDiscard waits for the right to discard a container.
-func (i *Instance) beginDiscard(ctx context.Context, containerID string) (done func(), err error) {
+// TakeRemoval waits for the turn to remove a container, which one caller at a time has: whoever
+// comes while the shim has forgotten the container and its bundle is still there must not take it
+// for a dead shim's.
+func (i *Instance) TakeRemoval(ctx context.Context, containerID string) (done func(), err error) {
 	for {
 		i.mu.Lock()
-		other := i.discards[containerID]
+		other := i.removals[containerID]
 		if other == nil {
 			own := make(chan struct{})
-			i.discards[containerID] = own
+			i.removals[containerID] = own
 			i.mu.Unlock()
 			return func() {
 				i.mu.Lock()
-				delete(i.discards, containerID)
+				delete(i.removals, containerID)
 				i.mu.Unlock()
 				close(own)
 			}, nil

@@ -193,10 +193,7 @@ func (g Group) Kill(ctx context.Context) error {
 		if g.Unified() {
 			_ = write(filepath.Join(g.dirs[""], "cgroup.kill"), "1")
 		}
-		if dir, ok := g.dirs["freezer"]; ok {
-			// In a frozen group of version 1 nothing dies.
-			_ = write(filepath.Join(dir, "freezer.state"), "THAWED")
-		}
+		g.thaw()
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -206,6 +203,21 @@ func (g Group) Kill(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// thaw thaws the group and those below it, which a container may have made and frozen itself: in
+// a frozen group of version 1 nothing dies. In version 2 frozen processes do.
+func (g Group) thaw() {
+	dir, ok := g.dirs["freezer"]
+	if !ok {
+		return
+	}
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			_ = write(filepath.Join(path, "freezer.state"), "THAWED")
+		}
+		return nil
+	})
 }
 
 // write writes to a control file without ever making one.

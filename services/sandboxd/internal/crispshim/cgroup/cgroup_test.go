@@ -1,9 +1,12 @@
 package cgroup
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
+	"time"
 
 	statsv1 "github.com/containerd/cgroups/v3/cgroup1/stats"
 	statsv2 "github.com/containerd/cgroups/v3/cgroup2/stats"
@@ -144,5 +147,34 @@ func TestWatchV2(t *testing.T) {
 	w.Close()
 	if _, err := (Group{}).WatchOOM(nil); err == nil {
 		t.Error("watch without a group")
+	}
+}
+
+// What a container has frozen below its own group is thawed, or it would never die.
+func TestKillThawsWhatIsBelow(t *testing.T) {
+	dir := t.TempDir()
+	below := filepath.Join(dir, "a", "b")
+	if err := os.MkdirAll(below, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	frozen := []string{dir, below}
+	for _, d := range frozen {
+		for file, content := range map[string]string{"cgroup.procs": strconv.Itoa(1<<29) + "\n", "freezer.state": "FROZEN"} {
+			if err := os.WriteFile(filepath.Join(d, file), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	g := Group{dirs: map[string]string{"freezer": dir}}
+	if err := g.Kill(ctx); err == nil {
+		t.Error("a process that does not exist has ended")
+	}
+	for _, d := range frozen {
+		state, err := os.ReadFile(filepath.Join(d, "freezer.state"))
+		if err != nil || string(state) != "THAWED" {
+			t.Errorf("%s: %q, %v", d, state, err)
+		}
 	}
 }

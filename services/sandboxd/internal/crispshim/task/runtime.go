@@ -117,6 +117,8 @@ func runtimeError(err error, action, log string, since int64) error {
 		kind = errdefs.ErrNotFound
 	case strings.Contains(said, "no such process"), strings.Contains(said, "process already finished"):
 		kind = errdefs.ErrNotFound
+	case strings.Contains(said, "paused container"):
+		kind = errdefs.ErrFailedPrecondition
 	}
 	return &spokenError{text: "runtime " + action + ": " + said, kind: kind}
 }

@@ -26,6 +26,9 @@ import (
 // pollInterval is the pause between two looks at a group that is being emptied.
 const pollInterval = 20 * time.Millisecond
 
+// freezerState is the file by which a group of version 1 is frozen.
+const freezerState = "freezer.state"
+
 // Group is the control group of a container in all hierarchies in which it exists.
 type Group struct {
 	id   string
@@ -300,11 +303,9 @@ func (g Group) Kill(ctx context.Context) error {
 			return err
 		}
 		for _, dir := range g.dirs {
-			// Version 2 has a switch for all of it; a frozen group of version 1 must be
-			// thawed or nothing dies.
-			_ = writeFile(filepath.Join(dir, "cgroup.kill"), "1")
-			_ = writeFile(filepath.Join(dir, "freezer.state"), "THAWED")
+			_ = writeFile(filepath.Join(dir, "cgroup.kill"), "1") // version 2 has a switch for all of it
 		}
+		g.Thaw()
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -313,6 +314,22 @@ func (g Group) Kill(ctx context.Context) error {
 			return fmt.Errorf("container %q: processes %v do not end: %w", g.id, pids, context.Cause(ctx))
 		case <-tick.C:
 		}
+	}
+}
+
+// Thaw thaws the group and those below it, which a container may have made and frozen itself: in
+// a frozen group of version 1 nothing dies. In version 2 frozen processes do.
+func (g Group) Thaw() {
+	for _, dir := range g.dirs {
+		if _, err := os.Lstat(filepath.Join(dir, freezerState)); err != nil {
+			continue // another hierarchy
+		}
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				_ = writeFile(filepath.Join(path, freezerState), "THAWED")
+			}
+			return nil
+		})
 	}
 }
 
