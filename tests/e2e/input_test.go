@@ -66,6 +66,12 @@ func TestBadInputIsNamedAndLeavesNothing(t *testing.T) {
 		{"sysctl that the kernel refuses", badPod(func(c *criv1.PodSandboxConfig) {
 			c.Linux.Sysctls = map[string]string{"net.ipv4.ip_forward": "banana"}
 		}), []codes.Code{invalid}, "ip_forward"},
+		{"sysctl that is not there", badPod(func(c *criv1.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"net.ipv4.no_such_thing": "1"}
+		}), []codes.Code{invalid}, "no_such_thing"},
+		{"sysctl that cannot be written", badPod(func(c *criv1.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"net.netfilter.nf_conntrack_count": "1"}
+		}), []codes.Code{invalid}, "nf_conntrack_count"},
 		{"unknown runtime handler", func() error {
 			_, err := s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: s.podConfig("bad"), RuntimeHandler: "no-such-handler"})
 			return err

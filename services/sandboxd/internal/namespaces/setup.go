@@ -2,7 +2,6 @@ package namespaces
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -105,10 +104,9 @@ func writeSysctls(sysctls map[string]string) error {
 		// A thread sees its own network namespace below /proc/sys, whichever process
 		// mounted it.
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0); err != nil {
-			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) {
-				err = fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
-			}
-			return fmt.Errorf("sysctl %s=%q: %w", name, value, err)
+			// Whether there is none of this name, none that can be written, or none with this value
+			// is up to the kernel; the request is at fault in each case.
+			return fmt.Errorf("sysctl %s=%q: %w: %w", name, value, err, errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil
