@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -125,8 +126,11 @@ func (s *System) launch(ctx context.Context) error {
 			return err
 		}
 	}
+	// Delays and sizes are as kubelet has them.
+	again := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
+	again.Backoff.BaseDelay, again.Backoff.MaxDelay = 100*time.Millisecond, 3*time.Second
 	s.conn, err = grpc.NewClient("unix://"+s.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20))) // as kubelet has it
+		grpc.WithConnectParams(again), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
 		return err
 	}
