@@ -37,7 +37,9 @@ GO_TEST_RACE := go test -race
 # once. The linter has vetted the code.
 GOTESTSUM    := gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3
 TEST_FLAGS   ?=
+# Of one package, and how many packages run side by side: they wait more than they work.
 E2E_TIMEOUT  ?= 40m
+E2E_PARALLEL ?= 1
 # Runtime handlers of the conformance tests, the default one first.
 HANDLER      ?= crisp,runc
 FUZZTIME     ?= 20s
@@ -47,6 +49,9 @@ COMPOSE       = CRISP_TAG=$(IMAGE_TAG) $(shell docker compose version >/dev/null
 
 # Packages that have tests behind the build tag `integration`; they need root.
 integration_packages = $(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build integration' $(1) 2>/dev/null)))
+# Those that take longest begin first.
+e2e_packages = $(addprefix ./,$(LONG_TESTS) $(filter-out $(LONG_TESTS),$(call integration_packages,services tests)))
+LONG_TESTS := tests/faults/ tests/e2e/ tests/chaos/ services/sandboxd/internal/controller/
 
 ##@ Help
 
@@ -180,8 +185,8 @@ test-race: system ## Run the unit tests three times over under the race detector
 test-e2e: system build parts $(BIN)/containerd/ctr $(BIN)/gotestsum ## Run the tests that start real processes, runc and CNI plugins (root)
 	@[[ $$(id -u) == 0 ]] || { echo "end-to-end tests start containers: run this as root" >&2; exit 1; }
 	@deploy/run/install.sh --test
-	$(SAME_FLAGS) CRISP_TEST_ALL=1 $(GOTESTSUM) --packages '$(addprefix ./,$(call integration_packages,services tests))' -- \
-		-tags integration -vet=off -count=1 -p 1 -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
+	$(SAME_FLAGS) CRISP_TEST_ALL=1 $(GOTESTSUM) --packages '$(e2e_packages)' -- \
+		-tags integration -vet=off -count=1 -p $(E2E_PARALLEL) -timeout $(E2E_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: test-run
 test-run: system build parts ## Run `make run` in namespaces of its own, end it in three ways, look for what is left (root)
