@@ -196,7 +196,7 @@ func (s *System) define(ctx context.Context, p Process, plugins string) error {
 		s.setup.Configure(p, settings)
 	}
 	file := s.layout.path("etc", string(p)+".toml")
-	if err := writeConfig(ctx, path, file, settings); err != nil {
+	if err := writeConfig(file, settings); err != nil {
 		return err
 	}
 	program := &program{name: p, path: path, args: []string{"run", "--config", file}, folder: s.layout.path("logs"), env: s.environment(p)}
