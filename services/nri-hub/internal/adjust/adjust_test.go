@@ -333,3 +333,20 @@ func TestValidationShowsThePristineContainer(t *testing.T) {
 		t.Error("the consulted plugin is missing")
 	}
 }
+
+// What no container can have is the plugin's mistake, and told with its name.
+func TestMalformedAdjustments(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]*nri.ContainerAdjustment{
+		"relative mount":         {Mounts: []*nri.Mount{{Destination: "data", Source: "/src"}}},
+		"removal of no place":    {Mounts: []*nri.Mount{{Destination: "-"}}},
+		"variable without name":  {Env: []*nri.KeyValue{{Value: "x"}}},
+		"removal of no variable": {Env: []*nri.KeyValue{{Key: "-"}}},
+		"name with equals sign":  {Env: []*nri.KeyValue{{Key: "A=B", Value: "x"}}},
+		"value with NUL":         {Env: []*nri.KeyValue{{Key: "A", Value: "x\x00"}}},
+	} {
+		if _, err := apply(t, step{"10-odd", a}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "10-odd") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,9 +1,12 @@
 package adjust
 
 import (
+	"fmt"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 )
 
@@ -12,12 +15,23 @@ func (m *merge) annotations(items map[string]string, to *nri.ContainerAdjustment
 }
 
 func (m *merge) mounts(items []*nri.Mount, to *nri.ContainerAdjustment, view *nri.Container) error {
+	for _, item := range items {
+		if place := nri.ClearRemovalMarker(item.GetDestination()); !path.IsAbs(place) {
+			return fmt.Errorf("plugin %q: mount at %q: an absolute path is wanted: %w", m.plugin, place, errdefs.ErrInvalidArgument)
+		}
+	}
 	return list(m, nri.Field_Mounts, items, (*nri.Mount).GetDestination, &to.Mounts, &view.Mounts)
 }
 
 func (m *merge) env(items []*nri.KeyValue, to *nri.ContainerAdjustment, view *nri.Container) error {
 	if len(items) == 0 {
 		return nil
+	}
+	for _, item := range items {
+		name := nri.ClearRemovalMarker(item.GetKey())
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(item.GetValue(), "\x00") {
+			return fmt.Errorf("plugin %q: environment variable %q: bad name or value: %w", m.plugin, name, errdefs.ErrInvalidArgument)
+		}
 	}
 	// The container has its environment as "key=value" lines. What the plugins do not
 	// touch must stay as it is, whatever it looks like.
