@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 
 	"github.com/containerd/errdefs"
 
@@ -24,6 +23,9 @@ type Program[C any] struct {
 	Name string
 	// Default returns a configuration with every default set.
 	Default func() C
+	// Check looks for mistakes that the configuration cannot see by itself; nil for none. It
+	// starts nothing.
+	Check func(cfg C) error
 	// Run does the work until ctx is done. Its logs go to stderr; again tells when and how
 	// the configuration is read anew.
 	Run func(ctx context.Context, cfg C, stderr io.Writer, again reload.Source[C]) error
@@ -49,7 +51,7 @@ type Command struct {
 //	version                       print what the binary was built from
 //
 // and those of p.Extra. The default file may be absent; a file named by --config
-// must exist. Mistakes in the arguments are errdefs.ErrInvalidArgument.
+// must exist. See [config.Load] for the files of the folder beside it. Mistakes in the arguments are errdefs.ErrInvalidArgument.
 func Main[C any](ctx context.Context, p Program[C], args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
 		usage(stderr, p)
@@ -125,14 +127,14 @@ func parse[C any](p Program[C], command string, args []string, stderr io.Writer)
 	if flags.NArg() > 0 {
 		return cfg, fmt.Errorf("argument %q is not expected: %w", flags.Arg(0), errdefs.ErrInvalidArgument)
 	}
-	if *path != "" {
-		return cfg, config.Load(*path, &cfg)
+	err := config.LoadEither(*path, DefaultPath(p.Name), &cfg)
+	if err != nil || p.Check == nil {
+		return cfg, err
 	}
-	err := config.Load(DefaultPath(p.Name), &cfg)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = config.Load("", &cfg)
+	if err := p.Check(cfg); err != nil {
+		return cfg, fmt.Errorf("configuration: %w", err)
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 func badFlags(err error) error {

@@ -36,6 +36,12 @@ func program() cli.Program[cfg] {
 			_, err = fmt.Fprintf(stderr, "ran %s", c.Name)
 			return err
 		},
+		Check: func(c cfg) error {
+			if c.Name == "odd" {
+				return fmt.Errorf("name: %q: %w", c.Name, errdefs.ErrInvalidArgument)
+			}
+			return nil
+		},
 		Admin: func(c cfg) string { return c.Name },
 		Extra: []cli.Command{{Name: "extra", Summary: "do more", Run: func(_ context.Context, args []string, stdout, _ io.Writer) error {
 			_, err := fmt.Fprint(stdout, "extra ", args)
@@ -54,6 +60,10 @@ func TestMainCommands(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("nam = 'file'\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	odd := filepath.Join(t.TempDir(), "odd.toml")
+	if err := os.WriteFile(odd, []byte("name = 'odd'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		args           []string
 		stdout, stderr string
@@ -66,6 +76,8 @@ func TestMainCommands(t *testing.T) {
 		"config default":         {args: []string{"config", "default"}, stdout: "version = 1\nname = 'default'\n"},
 		"config check":           {args: []string{"config", "check", "--config", file}, stdout: "configuration is valid"},
 		"config check finds bad": {args: []string{"config", "check", "--config", bad}, fails: errdefs.ErrInvalidArgument},
+		"config check looks on":  {args: []string{"config", "check", "--config", odd}, fails: errdefs.ErrInvalidArgument},
+		"run looks on, too":      {args: []string{"run", "--config", odd}, fails: errdefs.ErrInvalidArgument},
 		"config alone":           {args: []string{"config"}, fails: errdefs.ErrInvalidArgument},
 		"config of something":    {args: []string{"config", "edit"}, fails: errdefs.ErrInvalidArgument},
 		"version":                {args: []string{"version"}, stdout: "crisp-cli-test "},

@@ -3,7 +3,8 @@
 // Reading is strict: a key that the program does not know is an error that names
 // the line, because a typing error that is silently ignored is found only when it
 // hurts. The file is decoded over a value that already holds every default, so a
-// missing key keeps its default. The package does not read the environment, does
+// missing key keeps its default; the files of a folder beside it are decoded over both, so that
+// several owners can each have a file of their own. The package does not read the environment, does
 // not watch the file and does not look for secrets: secrets are given as paths.
 package config
 
@@ -12,7 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/pelletier/go-toml/v2"
@@ -26,22 +29,57 @@ type Validator interface {
 }
 
 // Load decodes the TOML file at path over *cfg, which must already hold the
-// defaults, and validates the result if C or *C is a Validator. With an empty path
-// only the validation is done. A file that does not exist gives an error that is
+// defaults, then those of the folder path+".d" whose names end in ".toml", in the order of
+// their names, and validates the result if C or *C is a Validator. A later file changes the keys
+// that it has; a list is replaced as a whole. A file that does not exist gives an error that is
 // both fs.ErrNotExist and errdefs.ErrNotFound; every other mistake is
 // errdefs.ErrInvalidArgument.
 func Load[C any](path string, cfg *C) error {
-	if path == "" {
-		return validate(cfg)
+	return load(path, cfg, true)
+}
+
+// LoadEither is Load of a file that is named, or, with an empty name, of the usual one. That may
+// be absent; the files of its folder count all the same.
+func LoadEither[C any](named, usual string, cfg *C) error {
+	if named != "" {
+		return Load(named, cfg)
 	}
+	return load(usual, cfg, false)
+}
+
+func load[C any](path string, cfg *C, must bool) error {
+	err := decodeFile(path, cfg)
+	if err != nil && (must || !errors.Is(err, fs.ErrNotExist)) {
+		return err
+	}
+	folder := path + ".d"
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("configuration %s: %w", folder, err)
+	}
+	for _, e := range entries { // in the order of their names
+		if filepath.Ext(e.Name()) != ".toml" || e.Name()[0] == '.' {
+			continue
+		}
+		if err := decodeFile(filepath.Join(folder, e.Name()), cfg); err != nil {
+			return err
+		}
+	}
+	if err := validate(cfg); err != nil {
+		return fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return nil
+}
+
+func decodeFile(path string, cfg any) error {
 	text, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("configuration %s: %w: %w", path, errdefs.ErrNotFound, err)
 	}
 	if err != nil {
 		return fmt.Errorf("configuration %s: %w", path, err)
 	}
-	if err := Decode(bytes.NewReader(text), cfg); err != nil {
+	if err := decode(bytes.NewReader(text), cfg); err != nil {
 		return fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return nil
@@ -49,11 +87,17 @@ func Load[C any](path string, cfg *C) error {
 
 // Decode is Load for a text that is already at hand.
 func Decode[C any](r io.Reader, cfg *C) error {
-	dec := toml.NewDecoder(r).DisallowUnknownFields()
-	if err := dec.Decode(cfg); err != nil {
-		return fmt.Errorf("%w: %s", errdefs.ErrInvalidArgument, explain(err))
+	if err := decode(r, cfg); err != nil {
+		return err
 	}
 	return validate(cfg)
+}
+
+func decode(r io.Reader, cfg any) error {
+	if err := toml.NewDecoder(r).DisallowUnknownFields().Decode(cfg); err != nil {
+		return fmt.Errorf("%w: %s", errdefs.ErrInvalidArgument, explain(err))
+	}
+	return nil
 }
 
 // Dump writes cfg as TOML. Struct tags `comment:"…"` become comments above the key,

@@ -116,8 +116,60 @@ func TestLoadOfMissingFile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	cfg.Version = 3
-	if err := config.Load("", &cfg); err == nil {
-		t.Error("an empty path skipped the validation")
+	if err := config.LoadEither("", filepath.Join(t.TempDir(), "none.toml"), &cfg); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("without a file: %v, want the validation's error", err)
+	}
+	if err := config.LoadEither(filepath.Join(t.TempDir(), "none.toml"), write(t, ""), &cfg); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("a file that is named and absent: %v", err)
+	}
+}
+
+// Further files change the keys that they have, in the order of their names, with or without a
+// main file; mistakes name the file.
+func TestFilesBesideTheMainOne(t *testing.T) {
+	t.Parallel()
+	type handler struct {
+		Type string   `toml:"type"`
+		Args []string `toml:"args"`
+	}
+	type cfg struct {
+		Name     string             `toml:"name"`
+		Handlers map[string]handler `toml:"handlers"`
+	}
+	fresh := func() cfg {
+		return cfg{Name: "default", Handlers: map[string]handler{"a": {Type: "first", Args: []string{"x"}}}}
+	}
+	main := filepath.Join(t.TempDir(), "x.toml")
+	put := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(main+".d/20-last.toml", "name = 'last'\n[handlers.b]\ntype = 'second'\n")
+	put(main+".d/10-early.toml", "name = 'early'\n[handlers.a]\nargs = ['y']\n")
+	put(main+".d/.hidden.toml", "broken")
+	put(main+".d/notes.txt", "broken")
+	want := cfg{Name: "last", Handlers: map[string]handler{"a": {Type: "first", Args: []string{"y"}}, "b": {Type: "second"}}}
+	for _, text := range []string{"", "name = 'main'\n[handlers.a]\nargs = ['z', 'z']\n"} {
+		if text != "" {
+			put(main, text)
+		}
+		got := fresh()
+		if err := config.LoadEither("", main, &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("with main file %q: %s", text, diff)
+		}
+	}
+	put(main+".d/30-bad.toml", "nam = 1\n")
+	got := fresh()
+	if err := config.Load(main, &got); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "30-bad.toml") {
+		t.Errorf("a bad file: %v", err)
 	}
 }
 

@@ -83,11 +83,8 @@ func tailOptions(args []string, stderr io.Writer) (tail.Options, error) {
 // ordinary user may not be allowed to read it.
 func tailConfig(path string) (Config, error) {
 	cfg := Default()
-	if path != "" {
-		return cfg, config.Load(path, &cfg)
-	}
-	err := config.Load(cli.DefaultPath(name), &cfg)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	err := config.LoadEither(path, cli.DefaultPath(name), &cfg)
+	if path == "" && errors.Is(err, fs.ErrPermission) {
 		return Default(), nil
 	}
 	return cfg, err

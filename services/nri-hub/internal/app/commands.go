@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -87,8 +86,7 @@ func (o options) ask(ctx context.Context, stderr io.Writer, use func(ctx context
 	socket := *o.socket
 	if socket == "" {
 		cfg := config.Default()
-		err := kit.Load(cmp.Or(*o.config, cli.DefaultPath("nri-hub")), &cfg)
-		if err != nil && (*o.config != "" || !errors.Is(err, fs.ErrNotExist)) {
+		if err := kit.LoadEither(*o.config, cli.DefaultPath("nri-hub"), &cfg); err != nil {
 			return err
 		}
 		socket = cfg.Server.Socket.Path

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"text/tabwriter"
 	"time"
 
@@ -160,12 +159,6 @@ func parse(command string, args []string, stderr io.Writer, more func(*flag.Flag
 		return cfg, asJSON, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	case flags.NArg() > 0:
 		return cfg, asJSON, fmt.Errorf("argument %q is not expected: %w", flags.Arg(0), errdefs.ErrInvalidArgument)
-	case *named != "":
-		return cfg, asJSON, kit.Load(*named, &cfg)
 	}
-	err = kit.Load(path, &cfg)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = kit.Load("", &cfg)
-	}
-	return cfg, asJSON, err
+	return cfg, asJSON, kit.LoadEither(*named, path, &cfg)
 }
