@@ -114,6 +114,9 @@ func devices(field string, devices []*criv1.Device) error {
 		if d.GetHostPath() == "" {
 			return invalid(at+".host_path", "must not be empty")
 		}
+		if path := d.GetContainerPath(); path != "" && !filepath.IsAbs(path) {
+			return invalid(at+".container_path", "must be an absolute path, is %q", path)
+		}
 		if strings.Trim(d.GetPermissions(), "rwm") != "" {
 			return invalid(at+".permissions", "must be made of r, w and m, is %q", d.GetPermissions())
 		}
@@ -141,8 +144,19 @@ func linuxContainer(field string, linux *criv1.LinuxContainerConfig) error {
 	}
 	return firstError(
 		resources(field+".resources", linux.GetResources()),
+		paths(at+".masked_paths", security.GetMaskedPaths()),
+		paths(at+".readonly_paths", security.GetReadonlyPaths()),
 		namespaces(at+".namespace_options", security.GetNamespaceOptions()),
 	)
+}
+
+func paths(field string, list []string) error {
+	for i, path := range list {
+		if !filepath.IsAbs(path) {
+			return invalid(fmt.Sprintf("%s[%d]", field, i), "must be an absolute path, is %q", path)
+		}
+	}
+	return nil
 }
 
 // StopContainer checks a request to stop a container.

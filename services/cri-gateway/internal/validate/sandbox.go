@@ -190,29 +190,6 @@ func namespaces(field string, ns *criv1.NamespaceOption) error {
 	return nil
 }
 
-func resources(field string, r *criv1.LinuxContainerResources) error {
-	switch {
-	case r.GetCpuPeriod() < 0:
-		return invalid(field+".cpu_period", "must not be negative")
-	case r.GetCpuShares() < 0:
-		return invalid(field+".cpu_shares", "must not be negative")
-	case r.GetCpuQuota() < -1:
-		return invalid(field+".cpu_quota", "must not be below -1")
-	case r.GetMemoryLimitInBytes() < -1:
-		return invalid(field+".memory_limit_in_bytes", "must not be below -1")
-	case r.GetMemorySwapLimitInBytes() < -1:
-		return invalid(field+".memory_swap_limit_in_bytes", "must not be below -1")
-	case r.GetOomScoreAdj() < -1000 || r.GetOomScoreAdj() > 1000:
-		return invalid(field+".oom_score_adj", "must be between -1000 and 1000, is %d", r.GetOomScoreAdj())
-	}
-	for i, limit := range r.GetHugepageLimits() {
-		if limit.GetPageSize() == "" {
-			return invalid(fmt.Sprintf("%s.hugepage_limits[%d].page_size", field, i), "must not be empty")
-		}
-	}
-	return nil
-}
-
 // UpdatePodSandboxResources checks a request for new pod-level resources.
 func UpdatePodSandboxResources(req *criv1.UpdatePodSandboxResourcesRequest) error {
 	return firstError(

@@ -198,6 +198,15 @@ func TestCreateContainer(t *testing.T) {
 		{"OOM score", func(r *criv1.CreateContainerRequest) {
 			r.Config.Linux = &criv1.LinuxContainerConfig{Resources: &criv1.LinuxContainerResources{OomScoreAdj: 1001}}
 		}, "config.linux.resources.oom_score_adj"},
+		{"device path", func(r *criv1.CreateContainerRequest) {
+			r.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", ContainerPath: "null"}}
+		}, "config.devices[0].container_path"},
+		{"masked path", func(r *criv1.CreateContainerRequest) {
+			r.Config.Linux = &criv1.LinuxContainerConfig{SecurityContext: &criv1.LinuxContainerSecurityContext{MaskedPaths: []string{"/a", "b"}}}
+		}, "config.linux.security_context.masked_paths[1]"},
+		{"read-only path", func(r *criv1.CreateContainerRequest) {
+			r.Config.Linux = &criv1.LinuxContainerConfig{SecurityContext: &criv1.LinuxContainerSecurityContext{ReadonlyPaths: []string{"b"}}}
+		}, "config.linux.security_context.readonly_paths[0]"},
 		{"target", func(r *criv1.CreateContainerRequest) {
 			r.Config.Linux = &criv1.LinuxContainerConfig{SecurityContext: &criv1.LinuxContainerSecurityContext{
 				NamespaceOptions: &criv1.NamespaceOption{Pid: criv1.NamespaceMode_TARGET},
@@ -286,4 +295,30 @@ func FuzzRequests(f *testing.F) {
 			_ = validate.RunPodSandbox(&run)
 		}
 	})
+}
+
+// What the kernel takes on no node is refused with the field; what it may take is left to the node.
+func TestResources(t *testing.T) {
+	for _, tt := range []struct {
+		r     *criv1.LinuxContainerResources
+		field string
+	}{
+		{&criv1.LinuxContainerResources{CpuShares: 2, CpuQuota: 1000, CpuPeriod: 1000, CpusetCpus: "0", CpusetMems: "0-1"}, ""},
+		{&criv1.LinuxContainerResources{CpuShares: 262144, CpuQuota: -1, CpuPeriod: 1_000_000, CpusetCpus: "0-2,7,8-15:2/4"}, ""},
+		{&criv1.LinuxContainerResources{CpuShares: 1}, "linux.cpu_shares"},
+		{&criv1.LinuxContainerResources{CpuShares: 262145}, "linux.cpu_shares"},
+		{&criv1.LinuxContainerResources{CpuQuota: 999}, "linux.cpu_quota"},
+		{&criv1.LinuxContainerResources{CpuQuota: -2}, "linux.cpu_quota"},
+		{&criv1.LinuxContainerResources{CpuPeriod: 999}, "linux.cpu_period"},
+		{&criv1.LinuxContainerResources{CpuPeriod: 1_000_001}, "linux.cpu_period"},
+		{&criv1.LinuxContainerResources{CpusetCpus: "a-b"}, "linux.cpuset_cpus"},
+		{&criv1.LinuxContainerResources{CpusetMems: "0,"}, "linux.cpuset_mems"},
+		{&criv1.LinuxContainerResources{HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB"}, {PageSize: "64KB"}}}, ""},
+		{&criv1.LinuxContainerResources{HugepageLimits: []*criv1.HugepageLimit{{PageSize: "2MB"}, {PageSize: "../x"}}}, "linux.hugepage_limits[1].page_size"},
+		{&criv1.LinuxContainerResources{Unified: map[string]string{"memory.oom.group": "1", "hugetlb.2MB.max": "0"}}, ""},
+		{&criv1.LinuxContainerResources{Unified: map[string]string{"../memory.max": "1"}}, "linux.unified"},
+		{&criv1.LinuxContainerResources{Unified: map[string]string{"memory": "1"}}, "linux.unified"},
+	} {
+		check(t, validate.UpdateContainerResources(&criv1.UpdateContainerResourcesRequest{ContainerId: "a", Linux: tt.r}), tt.field)
+	}
 }
