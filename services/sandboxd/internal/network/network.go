@@ -68,6 +68,9 @@ type Config struct {
 	// CollectInterval is the time between two collections of what no pod holds; 0 means that
 	// nothing is collected.
 	CollectInterval time.Duration
+	// StatusGrace is how long plugins that were well may say otherwise before the network is not
+	// ready.
+	StatusGrace time.Duration
 }
 
 // CNI runs CNI plugins. Its configuration is read by [CNI.Run].
@@ -90,6 +93,8 @@ type CNI struct {
 	// loadErr says what is wrong with the configuration, status what its plugins say; nil
 	// for nothing.
 	loadErr, status error
+	// wellAt is when the plugins of the present networks were well last; zero for never.
+	wellAt time.Time
 }
 
 // network is a configured network and the interface that a pod has in it.

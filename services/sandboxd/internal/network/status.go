@@ -58,6 +58,13 @@ func (c *CNI) askStatus(ctx context.Context) {
 	status := c.statusOf(ctx, networks)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	switch {
+	case status == nil:
+		c.wellAt = time.Now()
+	case !c.wellAt.IsZero() && time.Since(c.wellAt) < c.cfg.StatusGrace:
+		c.log.WarnContext(ctx, "a plugin is not well, the network stays ready for a while", slog.Any("error", status))
+		return
+	}
 	c.status = status
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +94,38 @@ func TestStatusDoesNotFlap(t *testing.T) {
 	}
 	b.write("go", "", 0o644)
 	<-done
+}
+
+// With a grace a plugin that was well may be ill for a while; one that never was has none.
+func TestStatusGrace(t *testing.T) {
+	t.Parallel()
+	for grace, wantReady := range map[time.Duration]bool{time.Hour: true, time.Nanosecond: false} {
+		b := newBench(t, func(c *Config) { c.StatusGrace = grace })
+		b.plugin("moody", `[ -e `+b.dir+`/ill -a $CNI_COMMAND = STATUS ] || { `+gives+`; }; `+fails)
+		b.write("ill", "", 0o644)
+		b.list11("10-a.conflist", "", "moody")
+		b.refresh(t.Context())
+		if b.Ready() == nil {
+			t.Errorf("grace %v: ready by a plugin that was never well", grace)
+		}
+		if err := os.Remove(filepath.Join(b.dir, "ill")); err != nil {
+			t.Fatal(err)
+		}
+		b.refresh(t.Context())
+		if err := b.Ready(); err != nil {
+			t.Error(err)
+		}
+		b.write("ill", "", 0o644)
+		b.refresh(t.Context())
+		if err := b.Ready(); (err == nil) != wantReady {
+			t.Errorf("grace %v: %v", grace, err)
+		}
+		b.list11("10-a.conflist", `,"disableGC":true`, "moody")
+		b.refresh(t.Context())
+		if b.Ready() == nil {
+			t.Errorf("grace %v: another configuration is ready by what the one before was", grace)
+		}
+	}
 }
 
 func TestStatusIsAskedAgainSoonWhileItIsBad(t *testing.T) {

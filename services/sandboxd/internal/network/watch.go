@@ -104,7 +104,7 @@ func (c *CNI) reload() {
 	if slices.EqualFunc(networks, c.networks, network.equal) {
 		return
 	}
-	c.networks, c.status = networks, unasked(networks)
+	c.networks, c.status, c.wellAt = networks, unasked(networks), time.Time{}
 	select {
 	case c.changed <- struct{}{}:
 	default:
