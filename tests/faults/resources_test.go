@@ -165,7 +165,7 @@ func TestResizeIsWholeOrNothing(t *testing.T) {
 	must(t, s.removeContainer(created))
 	wg.Wait()
 	must(t, s.stopContainer(id, 0))
-	if err := s.resize(id, &criv1.LinuxContainerResources{CpuShares: 1}); !oneOf(err, codes.FailedPrecondition) {
+	if err := s.resize(id, &criv1.LinuxContainerResources{CpuShares: 100}); !oneOf(err, codes.FailedPrecondition) {
 		t.Errorf("change of what has ended: %v", err)
 	}
 }

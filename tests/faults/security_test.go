@@ -159,6 +159,36 @@ func (s *system) busAddress() string {
 // streams, and the folder that it is just reading.
 var expectedDescriptor = regexp.MustCompile(`^(pipe:\[\d+\]|/dev/null|/dev/pts/\d+|/dev/console|/proc/\d+/fd)$`)
 
+// Containers and commands in them have the limits that sandboxd was started with, and not what
+// the processes on the way have raised for themselves.
+func TestLimitsAreInheritedUnraised(t *testing.T) {
+	const list = "ulimit -Sn; ulimit -Hn; ulimit -Su; ulimit -Hu; ulimit -Sl; ulimit -Hl"
+	own, err := exec.Command("sh", "-c", list).Output()
+	must(t, err)
+	s := start(t, testenv.Setup{})
+	for _, handler := range []string{"", "runc"} {
+		podConfig := s.podConfig("limits" + handler)
+		pod := s.pod(podConfig, handler)
+		config := script("main", list+"; echo done; exec sleep 1000")
+		id := s.container(pod, podConfig, config)
+		out, _, err := s.exec(id, "sh", "-c", list)
+		if err != nil || out != string(own) {
+			t.Errorf("handler %q: a command has %q, the node %q, %v", handler, out, own, err)
+		}
+		s.waitLog(podConfig, config, "done")
+		raw, err := os.ReadFile(filepath.Join(podConfig.GetLogDirectory(), config.GetLogPath()))
+		must(t, err)
+		var have []string
+		for line := range strings.Lines(string(raw)) {
+			fields := strings.Fields(line)
+			have = append(have, fields[len(fields)-1])
+		}
+		if want := append(strings.Fields(string(own)), "done"); !slices.Equal(have, want) {
+			t.Errorf("handler %q: the container has %q, want %q", handler, have, want)
+		}
+	}
+}
+
 // A container's processes, commands in it and programs that are started for it have their
 // streams open and nothing else, also while much else is going on.
 func TestNoDescriptorReachesAContainer(t *testing.T) {

@@ -80,9 +80,16 @@ func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec p
 	for _, m := range spec.Rootfs {
 		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
 	}
+	limit := t.shims.CreateLimit()
+	within, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	var resp taskapi.CreateTaskResponse
-	if err := i.Task(ctx, "Create", req, &resp); err != nil {
-		return 0, err
+	err := i.Task(within, "Create", req, &resp)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		return 0, fmt.Errorf("the OCI runtime has not created it within %v (runtime.shim.create_timeout): %w", limit, context.DeadlineExceeded)
+	}
+	if err != nil {
+		return 0, explained(err)
 	}
 	return resp.GetPid(), nil
 }
@@ -119,7 +126,7 @@ func (t *Tasks) Start(ctx context.Context, sandboxID, containerID, execID string
 	var resp taskapi.StartResponse
 	before := programOf(pidOf(i, containerID, execID))
 	if err := i.Task(ctx, "Start", &taskapi.StartRequest{ID: containerID, ExecID: execID}, &resp); err != nil {
-		return 0, named(containerID, execID, err)
+		return 0, named(containerID, execID, explained(err))
 	}
 	if execID == "" {
 		awaitProgram(ctx, resp.GetPid(), before)
@@ -262,7 +269,7 @@ func (t *Tasks) Update(ctx context.Context, sandboxID, containerID string, resou
 		Resources:   &anypb.Any{TypeUrl: typeResources, Value: encoded},
 		Annotations: annotations,
 	}
-	return named(containerID, "", i.Task(ctx, "Update", req, &emptypb.Empty{}))
+	return named(containerID, "", explained(i.Task(ctx, "Update", req, &emptypb.Empty{})))
 }
 
 // Stats asks for the metrics of a container's control group.

@@ -117,7 +117,7 @@ func sentinelOf(err error) error {
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.EISDIR), errors.Is(err, unix.EINVAL):
 		return errdefs.ErrInvalidArgument
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EROFS):
 		return errdefs.ErrFailedPrecondition
 	case errors.Is(err, fs.ErrPermission):
 		return errdefs.ErrPermissionDenied

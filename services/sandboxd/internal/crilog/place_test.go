@@ -121,3 +121,17 @@ func TestTornWriteBesideAnotherWriter(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What the node lacks is told apart from failures.
+func TestKindsOfErrors(t *testing.T) {
+	t.Parallel()
+	for err, is := range map[unix.Errno]func(error) bool{
+		unix.EROFS: errdefs.IsFailedPrecondition, unix.ENOENT: errdefs.IsFailedPrecondition, unix.ENOTDIR: errdefs.IsFailedPrecondition,
+		unix.ELOOP: errdefs.IsInvalidArgument, unix.EACCES: errdefs.IsPermissionDenied, unix.ENOSPC: errdefs.IsResourceExhausted,
+		unix.EIO: errdefs.IsInternal,
+	} {
+		if !is(sentinelOf(err)) {
+			t.Errorf("%v is %v", err, sentinelOf(err))
+		}
+	}
+}

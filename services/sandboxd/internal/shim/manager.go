@@ -42,6 +42,9 @@ type Timeouts struct {
 	Start time.Duration
 	// Connect bounds connecting to a started shim. Default 5 s.
 	Connect time.Duration
+	// Create bounds the creation of a container's process by the OCI runtime. Default 90 s: less
+	// than what kubelet waits for an answer.
+	Create time.Duration
 	// Load bounds connecting to one shim after a restart. Default 5 s.
 	Load time.Duration
 	// Cleanup bounds each step of cleaning up after a dead shim. Default 5 s.
@@ -152,6 +155,7 @@ func (t Timeouts) withDefaults() Timeouts {
 	for field, value := range map[*time.Duration]time.Duration{
 		&t.Start:    10 * time.Second,
 		&t.Connect:  5 * time.Second,
+		&t.Create:   90 * time.Second,
 		&t.Load:     5 * time.Second,
 		&t.Cleanup:  5 * time.Second,
 		&t.Shutdown: 3 * time.Second,
@@ -250,6 +254,9 @@ func (m *Manager) Close() error {
 	m.wg.Wait()
 	return errors.Join(errs...)
 }
+
+// CreateLimit is how long the creation of a container's process may take.
+func (m *Manager) CreateLimit() time.Duration { return m.cfg.Timeouts.Create }
 
 // Features asks a handler's shim what its OCI runtime can do; no shim stays. It fails with
 // ErrFailedPrecondition if the shim or its runtime is not there.

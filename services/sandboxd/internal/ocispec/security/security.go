@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
@@ -172,7 +173,36 @@ func readSeccomp(file string) (*specs.LinuxSeccomp, error) {
 	if out.DefaultAction == "" {
 		return nil, fmt.Errorf("profile %q has no default action: %w", file, errdefs.ErrInvalidArgument)
 	}
+	if err := checkSeccomp(out); err != nil {
+		return nil, fmt.Errorf("profile %q: %w: %w", file, err, errdefs.ErrInvalidArgument)
+	}
 	return out, nil
+}
+
+// checkSeccomp looks for actions and operators that no runtime knows. What a runtime knows of
+// architectures and flags depends on its libseccomp.
+func checkSeccomp(p *specs.LinuxSeccomp) error {
+	actions := []specs.LinuxSeccompAction{
+		specs.ActKill, specs.ActKillProcess, specs.ActKillThread, specs.ActTrap, specs.ActErrno,
+		specs.ActTrace, specs.ActAllow, specs.ActLog, specs.ActNotify,
+	}
+	operators := []specs.LinuxSeccompOperator{
+		specs.OpNotEqual, specs.OpLessThan, specs.OpLessEqual, specs.OpEqualTo, specs.OpGreaterEqual, specs.OpGreaterThan, specs.OpMaskedEqual,
+	}
+	if !slices.Contains(actions, p.DefaultAction) {
+		return fmt.Errorf("default action %q is unknown", p.DefaultAction)
+	}
+	for _, call := range p.Syscalls {
+		if !slices.Contains(actions, call.Action) {
+			return fmt.Errorf("action %q of %q is unknown", call.Action, call.Names)
+		}
+		for _, arg := range call.Args {
+			if !slices.Contains(operators, arg.Op) {
+				return fmt.Errorf("operator %q of %q is unknown", arg.Op, call.Names)
+			}
+		}
+	}
+	return nil
 }
 
 // apparmor sets the profile. On a host without AppArmor every profile that somebody asked for

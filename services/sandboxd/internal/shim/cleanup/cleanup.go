@@ -4,7 +4,9 @@ package cleanup
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"time"
 
@@ -84,6 +86,9 @@ func (c *Cleaner) delete(ctx context.Context, meta bundle.Meta, id, dir string) 
 // kill kills what still runs in the container's control group and removes the group.
 func (c *Cleaner) kill(ctx context.Context, id, dir string) error {
 	path, err := bundle.CgroupsPath(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the bundle is gone, as by the delete command; what its record knows of is looked for all the same
+	}
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,14 @@
 package command
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
@@ -38,11 +41,11 @@ func Options(h pod.Handler) (*anypb.Any, error) {
 	var options proto.Message
 	switch {
 	case TakesRuncOptions(h.RuntimeType):
-		options = &runcoptions.Options{
-			BinaryName:    h.BinaryName,
-			Root:          h.Root,
-			SystemdCgroup: h.SystemdCgroup,
+		o, err := runcOptions(h)
+		if err != nil {
+			return nil, fmt.Errorf("options of runtime handler %q: %w: %w", h.Name, err, errdefs.ErrInvalidArgument)
 		}
+		options = o
 	case len(h.Options) == 0:
 		return nil, nil
 	default:
@@ -57,6 +60,31 @@ func Options(h pod.Handler) (*anypb.Any, error) {
 		return nil, fmt.Errorf("options of runtime handler %q: %w", h.Name, err)
 	}
 	return encoded, nil
+}
+
+// runcOptions are the options of runc by their names in containerd's configuration. Those that
+// are keys of the handler, or of the node, are set there alone.
+func runcOptions(h pod.Handler) (*runcoptions.Options, error) {
+	elsewhere := map[string]string{"BinaryName": "binary_name", "Root": "runtime_root", "SystemdCgroup": "runtime.cgroup_driver"}
+	for _, name := range slices.Sorted(maps.Keys(h.Options)) {
+		if key, ok := elsewhere[name]; ok {
+			return nil, fmt.Errorf("%s is set by %s", name, key)
+		}
+	}
+	text, err := toml.Marshal(h.Options)
+	if err != nil {
+		return nil, err
+	}
+	o := &runcoptions.Options{}
+	err = toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(o)
+	if unknown, ok := errors.AsType[*toml.StrictMissingError](err); ok {
+		return nil, fmt.Errorf("unknown to shims for runc:\n%s", unknown.String())
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.BinaryName, o.Root, o.SystemdCgroup = h.BinaryName, h.Root, h.SystemdCgroup
+	return o, nil
 }
 
 // genericOptions passes a configuration to a shim whose options are not known here: either

@@ -1,0 +1,74 @@
+package controller
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+)
+
+// mostWords is how much of what an OCI runtime says is searched for what it is about.
+const mostWords = 64 << 10
+
+// refusal is a way in which runc or crun say that they cannot do what a specification asks for.
+type refusal struct {
+	words *regexp.Regexp
+	// field names the part of the request that it is about.
+	field func(match []string) string
+}
+
+func fixed(field string) func([]string) string { return func([]string) string { return field } }
+
+// refusals are the known ones. OCI runtimes have nothing but words; what these say is shown
+// whole in any case.
+func refusals() []refusal {
+	return []refusal{
+		{regexp.MustCompile("(?:write|writing file) [`\"]?/sys/fs/cgroup/[^\\s:`\"]*/([a-zA-Z0-9_.]+)[`\"]?: "), func(m []string) string { return groupField(m[1]) }},
+		{regexp.MustCompile(`unable to set memory limit to \d+`), fixed(resourceField("memory_limit_in_bytes"))},
+		{regexp.MustCompile(`error mounting "[^"]*" to rootfs at "([^"]*)"`), mountField},
+		{regexp.MustCompile("(?:mount|bind mount) `[^`]*` to `([^`]*)`: "), mountField},
+		{regexp.MustCompile(`is not a valid (?:action|arch|operator|flag) for seccomp`), fixed("config.linux.security_context.seccomp")},
+		{regexp.MustCompile(`error creating device nodes: |mknod `), fixed("config.devices")},
+		{regexp.MustCompile("exec: \"[^\"]*\": |executable file `[^`]*` not found"), fixed("config.command")},
+		{regexp.MustCompile("chdir to (?:cwd|`)|error during container init: mkdir "), fixed("config.working_dir")},
+	}
+}
+
+func mountField(m []string) string { return fmt.Sprintf("config.mounts with container_path %q", m[1]) }
+
+func resourceField(name string) string { return "config.linux.resources." + name }
+
+// groupField is the field behind a file of a control group, of either hierarchy.
+func groupField(file string) string {
+	known := map[string]string{
+		"cpuset.cpus": "cpuset_cpus", "cpuset.mems": "cpuset_mems",
+		"cpu.shares": "cpu_shares", "cpu.weight": "cpu_shares",
+		"cpu.cfs_quota_us": "cpu_quota", "cpu.cfs_period_us": "cpu_period", "cpu.max": "cpu_quota",
+		"memory.limit_in_bytes": "memory_limit_in_bytes", "memory.max": "memory_limit_in_bytes",
+		"memory.memsw.limit_in_bytes": "memory_swap_limit_in_bytes", "memory.swap.max": "memory_swap_limit_in_bytes",
+	}
+	if field, ok := known[file]; ok {
+		return resourceField(field)
+	}
+	if strings.HasPrefix(file, "hugetlb.") {
+		return resourceField("hugepage_limits")
+	}
+	return resourceField(fmt.Sprintf("unified[%q]", file))
+}
+
+// explained gives an error of an OCI runtime that is about something in the request the class
+// ErrFailedPrecondition, and names the field. Any other error stays as it is: it is a failure of
+// the runtime.
+func explained(err error) error {
+	if err == nil || !errdefs.IsInternal(err) {
+		return err
+	}
+	text := strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInternal.Error())
+	for _, r := range refusals() {
+		if m := r.words.FindStringSubmatch(text[:min(len(text), mostWords)]); m != nil {
+			return fmt.Errorf("%s: %s: %w", r.field(m), text, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return err
+}

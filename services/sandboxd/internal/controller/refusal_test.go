@@ -1,0 +1,45 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// What runc 1.5 and crun 1.8 say, and the field that it is about; none is a failure of their own.
+func TestExplained(t *testing.T) {
+	t.Parallel()
+	const init = "runtime create: runc create failed: unable to start container process: error during container init: "
+	for said, field := range map[string]string{
+		`runc create failed: unable to apply cgroup configuration: failed to write "4000": write /sys/fs/cgroup/cpuset/a/b/cpuset.cpus: numerical result out of range`: "resources.cpuset_cpus",
+		init + `error setting cgroup config for procHooks process: failed to write "1": write /sys/fs/cgroup/cpu/x/cpu.cfs_quota_us: invalid argument`:                 "resources.cpu_quota",
+		init + `failed to write "x": write /sys/fs/cgroup/x/hugetlb.2MB.max: invalid argument`:                                                                         "resources.hugepage_limits",
+		"OCI runtime create failed: writing file `/sys/fs/cgroup/x/memory.high`: Invalid argument: unknown":                                                            `resources.unified["memory.high"]`,
+		init + "error setting cgroup config for procHooks process: unable to set memory limit to 1000 (current usage: 3293184, peak usage: 3371008)":                   "resources.memory_limit_in_bytes",
+		init + `error mounting "/tmp/file" to rootfs at "/etc": mount src=/tmp/file, dst=/etc, flags=MS_BIND|MS_REC: not a directory`:                                  `config.mounts with container_path "/etc"`,
+		"OCI runtime create failed: mount `/tmp/file` to `etc`: Not a directory":                                                                                       `config.mounts with container_path "etc"`,
+		"runtime create: runc create failed: string SCMP_ACT_FOO is not a valid action for seccomp":                                                                    "security_context.seccomp",
+		init + `exec: "/nothing": stat /nothing: no such file or directory`:                                                                                            "config.command",
+		"OCI runtime create failed: executable file `/nothing` not found in $PATH: No such file or directory":                                                          "config.command",
+		init + "mkdir /etc/passwd: not a directory":                                                                                                                    "config.working_dir",
+		"runtime create: signal: killed":                             "",
+		"runtime create: runc create failed: cannot allocate memory": "",
+	} {
+		err := explained(fmt.Errorf("create task %q: shim Create: %s: %w", "c", said, errdefs.ErrInternal))
+		switch {
+		case !strings.Contains(err.Error(), said):
+			t.Errorf("%q is missing in %q", said, err)
+		case field == "" && !errdefs.IsInternal(err):
+			t.Errorf("%q: %v", said, err)
+		case field != "" && (!errdefs.IsFailedPrecondition(err) || errdefs.IsInternal(err) || !strings.Contains(err.Error(), field)):
+			t.Errorf("%q: %v, want the field %s", said, err, field)
+		}
+	}
+	other := fmt.Errorf("write /sys/fs/cgroup/x/cpu.max: %w", errdefs.ErrUnavailable)
+	if got := explained(other); !errors.Is(got, other) {
+		t.Errorf("%v", got)
+	}
+}
