@@ -24,7 +24,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := cli.Main(ctx, cli.Program[config.Config]{
-		Name: "sandboxd", Default: config.Default, Run: app.Run, Extra: inspect.Commands(app.NetworkConfig),
+		Name: "sandboxd", Default: config.Default, Check: app.Check, Run: app.Run, Extra: inspect.Commands(app.NetworkConfig),
 		Admin: func(c config.Config) string { return c.Admin.Listen },
 	}, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

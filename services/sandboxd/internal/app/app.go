@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -53,6 +55,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/reserve"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/rootfs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/hints"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/stats"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/store"
@@ -141,11 +144,6 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	if err != nil {
 		return nil, err
 	}
-	for name := range cfg.Runtime.DefaultSysctls {
-		if err := namespaces.CheckSysctl(name); err != nil {
-			return nil, fmt.Errorf("runtime.default_sysctls: %w", err)
-		}
-	}
 	err = a.buildEngine(ctx)
 	if err != nil {
 		return nil, err
@@ -160,6 +158,22 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 		return nil, err
 	}
 	return a, a.buildCAdvisor()
+}
+
+// Check looks for what is wrong with a configuration beyond its form.
+func Check(cfg config.Config) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.DefaultSysctls)) {
+		if err := namespaces.CheckSysctl(name); err != nil {
+			errs = append(errs, fmt.Errorf("runtime.default_sysctls: %w", err))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Handlers)) {
+		if _, err := command.Options(handlers(cfg).ByName[name]); err != nil {
+			errs = append(errs, fmt.Errorf("runtime.handlers.%s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (a *App) buildEngine(ctx context.Context) error {

@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/nrispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // specPort fits package ocispec to the engine.
@@ -46,7 +47,7 @@ func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Option
 	opts := ocispec.Options{
 		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
 		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all), DeviceOwnership: cfg.DeviceOwnership,
-		SELinux: cfg.SELinux,
+		SELinux: cfg.SELinux, RejectPaths: cleaned(cfg.AbsentSources), Env: cfg.DefaultEnv, Mounts: defaultMounts(all),
 	}
 	if cfg.SELinux && !a.host.SELinux {
 		a.tel.Log.WarnContext(ctx, "runtime.selinux has no effect: the host has no SELinux")
@@ -118,8 +119,8 @@ func (p specPort) KeepLabel(label string) error { return p.builder().KeepLabel(l
 
 func (p specPort) FreeLabel(label string) { p.builder().FreeLabel(label) }
 
-func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
-	return process.Exec(spec, cmd, tty)
+func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool, handler pod.Handler) specs.Process {
+	return process.Exec(spec, cmd, tty, handler.ExecCPUAffinity)
 }
 
 func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, error) {

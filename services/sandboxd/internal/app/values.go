@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -38,7 +39,7 @@ func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
 		Debug:        cfg.Log.Level == "debug",
 		Timeouts: shim.Timeouts{
 			Start: cfg.Runtime.Shim.StartTimeout.Std(), Connect: cfg.Runtime.Shim.StartTimeout.Std(), Load: cfg.Runtime.Shim.LoadTimeout.Std(),
-			Cleanup: cfg.Runtime.Shim.CleanupTimeout.Std(), Shutdown: cfg.Runtime.Shim.ShutdownTimeout.Std(),
+			Create: cfg.Runtime.Shim.CreateTimeout.Std(), Cleanup: cfg.Runtime.Shim.CleanupTimeout.Std(), Shutdown: cfg.Runtime.Shim.ShutdownTimeout.Std(),
 		},
 		Client: ttrpcx.ClientOptions(tel),
 		Tracer: tel.Tracer,
@@ -51,7 +52,7 @@ func NetworkConfig(cfg config.Config) network.Config {
 		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
 		Template: cfg.Network.ConfTemplate, StateDir: filepath.Join(cfg.Root, "network"),
 		IPPreference: cfg.Network.IPPreference, Timeout: cfg.Network.Timeout.Std(), MaxParallel: int64(cfg.Network.Parallel),
-		CollectInterval: cfg.Network.GCInterval.Std(),
+		CollectInterval: cfg.Network.GCInterval.Std(), StatusGrace: cfg.Network.StatusGrace.Std(),
 	}
 }
 
@@ -98,6 +99,38 @@ func unsetSeccomp(cfg config.Config) string {
 	return ""
 }
 
+// Where time zones are.
+const (
+	zoneFile   = "/etc/localtime"
+	zoneFolder = "/usr/share/zoneinfo"
+	zoneOfNode = "Local"
+)
+
+// defaultMounts are the mounts of every container, that of its time zone among them.
+func defaultMounts(cfg config.Config) []mount.Default {
+	var out []mount.Default
+	for _, m := range cfg.Runtime.DefaultMounts {
+		source, target, _ := strings.Cut(m, ":")
+		out = append(out, mount.Default{Source: source, Destination: target})
+	}
+	switch zone := cfg.Runtime.Timezone; zone {
+	case "":
+	case zoneOfNode:
+		out = append(out, mount.Default{Source: zoneFile, Destination: zoneFile})
+	default:
+		out = append(out, mount.Default{Source: filepath.Join(zoneFolder, zone), Destination: zoneFile})
+	}
+	return out
+}
+
+func cleaned(paths []string) []string {
+	out := make([]string, 0, len(paths))
+	for _, p := range paths {
+		out = append(out, filepath.Clean(p))
+	}
+	return out
+}
+
 // rlimits are the configured limits by the names of OCI.
 func rlimits(cfg config.Config) map[string]host.Rlimit {
 	out := make(map[string]host.Rlimit, len(cfg.Runtime.Ulimits))
@@ -115,7 +148,7 @@ func handlers(cfg config.Config) pod.Handlers {
 			SystemdCgroup: systemdCgroup(cfg), Options: h.Options, Sandboxer: h.Sandboxer, Snapshotter: h.Snapshotter,
 			PodAnnotations: h.PodAnnotations, ContainerAnnotations: h.ContainerAnnotations,
 			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, AllDevicesAllowed: h.AllDevicesAllowed,
-			CgroupWritable: h.CgroupWritable, BaseSpec: h.BaseSpec,
+			CgroupWritable: h.CgroupWritable, BaseSpec: h.BaseSpec, ExecCPUAffinity: h.ExecCPUAffinity,
 		}
 	}
 	return pod.Handlers{ByName: out, Default: cfg.Runtime.DefaultHandler}

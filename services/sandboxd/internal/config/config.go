@@ -63,6 +63,10 @@ type Runtime struct {
 	BlockIOFile     string             `toml:"blockio_config_file" comment:"Classes of block I/O in goresctrl's form, which pods choose by annotation; empty: none."`
 	CDIDirs         []string           `toml:"cdi_spec_dirs" comment:"Folders of CDI device descriptions; later ones win. None switches CDI off."`
 	RejectMissing   bool               `toml:"reject_missing_mount_sources" comment:"Refuse a mount whose source is missing, instead of making a folder."`
+	AbsentSources   []string           `toml:"absent_mount_sources_to_reject" comment:"Paths that are not made if they are missing as the source of a mount, such as \"/etc/hostname\"."`
+	DefaultEnv      []string           `toml:"default_env" comment:"Environment variables of every container, each NAME=value; those of images and requests win."`
+	DefaultMounts   []string           `toml:"default_mounts" comment:"Read-only mounts of every container, each /on/the/node:/in/the/container; mounts of requests and images win."`
+	Timezone        string             `toml:"timezone" comment:"Time zone of every container, as its /etc/localtime: \"Local\" for that of the node, or a name such as \"Europe/Berlin\"; empty: that of the image."`
 	DeviceOwnership bool               `toml:"device_ownership_from_security_context" comment:"Give the devices of a container to its run_as_user and run_as_group, instead of leaving them to the host's owners."`
 	Ulimits         map[string]Ulimit  `toml:"ulimits" comment:"Limits of every container by name, such as \"nofile\"; lowered to what sandboxd itself may give."`
 	Shim            Shim               `toml:"shim"`
@@ -78,6 +82,7 @@ type Ulimit struct {
 // Shim are the time limits of the shim manager.
 type Shim struct {
 	StartTimeout    config.Duration `toml:"start_timeout" comment:"Limit for a shim to start and to answer."`
+	CreateTimeout   config.Duration `toml:"create_timeout" comment:"Limit for the OCI runtime to create a container."`
 	LoadTimeout     config.Duration `toml:"load_timeout" comment:"Limit for a shim to answer after a restart of sandboxd; other shims do not wait for it."`
 	CleanupTimeout  config.Duration `toml:"cleanup_timeout" comment:"Limit of the clean-up of a dead shim."`
 	ShutdownTimeout config.Duration `toml:"shutdown_timeout" comment:"Limit for a shim to end before it is killed."`
@@ -96,8 +101,9 @@ type Handler struct {
 	PrivilegedWithoutHostDevices bool           `toml:"privileged_without_host_devices" comment:"Keep host devices out of privileged containers."`
 	AllDevicesAllowed            bool           `toml:"privileged_without_host_devices_all_devices_allowed" comment:"Let such containers use all devices all the same, through nodes they make themselves; needs privileged_without_host_devices."`
 	CgroupWritable               bool           `toml:"cgroup_writable" comment:"Mount the cgroups of containers that are not privileged writable; needs cgroup v2, containers are refused elsewhere.\nMounts of base_spec stay as they are."`
+	ExecCPUAffinity              string         `toml:"exec_cpu_affinity" comment:"\"first\": what is executed in a container with a set of processors of its own runs on the first of them; empty: on all."`
 	BaseSpec                     string         `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
-	Options                      map[string]any `toml:"options,omitempty" comment:"Further options for shims that are not runc-like."`
+	Options                      map[string]any `toml:"options,omitempty" comment:"Further options of the shim; those of runc by containerd's names, such as ShimCgroup."`
 }
 
 // Logs describes the containers' logs.
@@ -149,6 +155,7 @@ type Network struct {
 	IPPreference string          `toml:"ip_preference" comment:"\"ipv4\", \"ipv6\" or \"cni\" (order of the plugins)."`
 	Timeout      config.Duration `toml:"timeout" comment:"Limit of attaching a pod, and of detaching it."`
 	Parallel     int             `toml:"parallel" comment:"Plugins that attach pods at a time; as many may detach pods beside them."`
+	StatusGrace  config.Duration `toml:"status_grace" comment:"How long the network stays ready after a plugin has begun to answer STATUS with an error, for example because its agent restarts. 0: not at all."`
 	GCInterval   config.Duration `toml:"gc_interval" comment:"How often plugins are told which pods there are, so that they release what others held; also at the start and after a change of the configuration.\n0: never, as it must be if another runtime uses the same networks."`
 }
 
@@ -177,8 +184,10 @@ func Default() Config {
 			SessionGrace: config.Duration(10 * time.Second),
 			UnprivPorts:  true, UnprivICMP: true,
 			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{}, DefaultSysctls: map[string]string{},
+			AbsentSources: []string{}, DefaultEnv: []string{}, DefaultMounts: []string{},
 			Shim: Shim{
 				StartTimeout:    config.Duration(10 * time.Second),
+				CreateTimeout:   config.Duration(90 * time.Second),
 				LoadTimeout:     config.Duration(5 * time.Second),
 				CleanupTimeout:  config.Duration(5 * time.Second),
 				ShutdownTimeout: config.Duration(3 * time.Second),
@@ -241,6 +250,7 @@ func (r Runtime) Validate() error {
 	errs := []error{
 		oneOf("cgroup_driver", r.CgroupDriver, "cgroupfs", "systemd"),
 		duration("session_grace", r.SessionGrace), duration("shim.start_timeout", r.Shim.StartTimeout),
+		duration("shim.create_timeout", r.Shim.CreateTimeout),
 		duration("shim.load_timeout", r.Shim.LoadTimeout), duration("shim.cleanup_timeout", r.Shim.CleanupTimeout),
 		duration("shim.shutdown_timeout", r.Shim.ShutdownTimeout),
 	}
@@ -254,12 +264,7 @@ func (r Runtime) Validate() error {
 	for _, dir := range r.CDIDirs {
 		errs = append(errs, absolute("cdi_spec_dirs", dir))
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.DefaultSysctls)) {
-		// Which ones exactly belong to namespaces is found out at the start.
-		if !strings.HasPrefix(name, "net.") && !strings.HasPrefix(name, "kernel.") && !strings.HasPrefix(name, "fs.mqueue.") {
-			errs = append(errs, fmt.Errorf("default_sysctls: %q is not part of a namespace of a pod, write for example \"net.core.somaxconn\"", name))
-		}
-	}
+	errs = append(errs, r.checkDefaults())
 	for name, l := range r.Ulimits {
 		if !slices.Contains(ulimits, name) {
 			errs = append(errs, fmt.Errorf("ulimits.%s: is unknown, write one of %q", name, ulimits))
@@ -279,12 +284,36 @@ func (r Runtime) Validate() error {
 			errs = append(errs, fmt.Errorf(
 				"handlers.%s.privileged_without_host_devices_all_devices_allowed: needs privileged_without_host_devices = true", name))
 		}
+		errs = append(errs, oneOf("handlers."+name+".exec_cpu_affinity", h.ExecCPUAffinity, "", "first"))
 		errs = append(errs, oneOf("handlers."+name+".sandboxer", h.Sandboxer, "", "podsandbox", "shim"))
 		for _, p := range slices.Concat(h.PodAnnotations, h.ContainerAnnotations) {
 			if _, err := filepath.Match(p, ""); err != nil {
 				errs = append(errs, fmt.Errorf("handlers.%s: annotation pattern %q: %w", name, p, err))
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkDefaults checks what every container gets.
+func (r Runtime) checkDefaults() error {
+	var errs []error
+	for _, path := range r.AbsentSources {
+		errs = append(errs, absolute("absent_mount_sources_to_reject", path))
+	}
+	for _, variable := range r.DefaultEnv {
+		if name, _, ok := strings.Cut(variable, "="); !ok || name == "" || strings.Contains(variable, "\x00") {
+			errs = append(errs, fmt.Errorf("default_env: %q is no variable, write NAME=value", variable))
+		}
+	}
+	for _, m := range r.DefaultMounts {
+		source, target, ok := strings.Cut(m, ":")
+		if !ok || !filepath.IsAbs(source) || !filepath.IsAbs(target) || filepath.Clean(target) == "/" || strings.Contains(target, ":") {
+			errs = append(errs, fmt.Errorf("default_mounts: %q is no mount, write /on/the/node:/in/the/container", m))
+		}
+	}
+	if r.Timezone != "" && !filepath.IsLocal(r.Timezone) {
+		errs = append(errs, fmt.Errorf("timezone: %q is no name, write \"Local\" or for example \"Europe/Berlin\"", r.Timezone))
 	}
 	return errors.Join(errs...)
 }
@@ -368,6 +397,9 @@ func (n Network) Validate() error {
 	errs := []error{
 		absolute("conf_dir", n.ConfDir), oneOf("ip_preference", n.IPPreference, "ipv4", "ipv6", "cni"),
 		duration("timeout", n.Timeout), positive("parallel", n.Parallel),
+	}
+	if n.StatusGrace < 0 {
+		errs = append(errs, fmt.Errorf("status_grace: %v is less than 0, write for example \"30s\", or \"0s\" for none", n.StatusGrace))
 	}
 	if n.GCInterval < 0 {
 		errs = append(errs, fmt.Errorf("gc_interval: %v is less than 0, write for example \"1h\", or \"0s\" for never", n.GCInterval))

@@ -88,6 +88,12 @@ type Options struct {
 	SELinux bool
 	// RejectMissingMountSources makes a missing mount source an error.
 	RejectMissingMountSources bool
+	// RejectPaths makes it one for these paths alone.
+	RejectPaths []string
+	// Env are environment variables of every container, NAME=value; all others win.
+	Env []string
+	// Mounts are read-only mounts of every container; those of requests and images win.
+	Mounts []mount.Default
 	// DeviceOwnership gives the devices of a request to the user and the group that the
 	// request names, instead of leaving them to the host's owners.
 	DeviceOwnership bool
@@ -166,7 +172,7 @@ func (b *Builder) security() security.Policy {
 }
 
 func (b *Builder) mountPolicy() mount.Policy {
-	return mount.Policy{Security: b.security(), RejectMissing: b.opts.RejectMissingMountSources}
+	return mount.Policy{Security: b.security(), RejectMissing: b.opts.RejectMissingMountSources, RejectPaths: b.opts.RejectPaths, Defaults: b.opts.Mounts}
 }
 
 // Build makes the specification of a container. After an error nothing is left behind.
@@ -218,7 +224,7 @@ func (d *draft) process() error {
 		hostname = d.host.Hostname
 	}
 	err := process.Set(d.spec.Process, process.Request{
-		Config: d.in.Config, Image: d.in.Image.Config, Hostname: hostname, Rlimits: d.opts.Rlimits,
+		Config: d.in.Config, Image: d.in.Image.Config, Hostname: hostname, Rlimits: d.opts.Rlimits, Env: d.opts.Env,
 	}, d.host)
 	if err != nil {
 		return err

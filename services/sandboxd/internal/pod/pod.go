@@ -142,6 +142,9 @@ type Handler struct {
 	AllDevicesAllowed bool
 	// CgroupWritable mounts the cgroups of containers that are not privileged writable.
 	CgroupWritable bool
+	// ExecCPUAffinity is "first" if what is executed in a container shall run on the first
+	// processor of its set; empty for all of them.
+	ExecCPUAffinity string
 	// BaseSpec is the path of an OCI specification that every container starts from;
 	// empty for the built-in one.
 	BaseSpec string

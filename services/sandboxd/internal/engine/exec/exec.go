@@ -66,7 +66,7 @@ func (r *Runner) Run(ctx context.Context, id string, req Request) (int32, error)
 			r.p.Log.WarnContext(ctx, "streams of an exec remain", slog.String("container_id", id), slog.Any("error", err))
 		}
 	}()
-	err = r.p.Tasks.Exec(ctx, c.Sandbox.ID, c.ID, port.ExecSpec{ID: execID, Process: r.p.Specs.Exec(spec, req.Cmd, req.TTY), Stdio: io.Stdio()})
+	err = r.p.Tasks.Exec(ctx, c.Sandbox.ID, c.ID, port.ExecSpec{ID: execID, Process: r.p.Specs.Exec(spec, req.Cmd, req.TTY, c.Sandbox.Handler), Stdio: io.Stdio()})
 	if err != nil {
 		return 0, fmt.Errorf("exec in container %q: %w", id, r.unlessEnded(ctx, c, err))
 	}

@@ -315,7 +315,8 @@ type Specs interface {
 	// Init builds the specification of the pod's own init process.
 	Init(in SpecInput) (*specs.Spec, error)
 	// Exec derives the process of an exec from a container's specification.
-	Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process
+	// handler is that of its pod.
+	Exec(spec *specs.Spec, cmd []string, tty bool, handler pod.Handler) specs.Process
 	// PinRequest says which namespaces a pod needs. It refuses a sandbox configuration that
 	// the node cannot do.
 	PinRequest(cfg *criv1.PodSandboxConfig) (PinRequest, error)

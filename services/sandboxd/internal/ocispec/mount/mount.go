@@ -26,8 +26,16 @@ import (
 // Policy is what the node can do and does about sources that are missing.
 type Policy struct {
 	Security security.Policy
-	// RejectMissing makes a missing source an error.
+	// RejectMissing makes a missing source an error, RejectPaths these paths alone.
 	RejectMissing bool
+	RejectPaths   []string
+	// Defaults are read-only mounts of every container. Those of requests and images win.
+	Defaults []Default
+}
+
+// Default is a mount that every container has.
+type Default struct {
+	Source, Destination string
 }
 
 // Request is what the mounts of a container are made from.
@@ -116,12 +124,32 @@ func (d *draft) mounts() error {
 		extra = append(extra, m)
 	}
 	asked = append(extra, asked...)
+	for _, m := range d.Defaults {
+		if destinations(asked)[path.Clean(m.Destination)] {
+			continue
+		}
+		mount, err := d.defaultMount(m)
+		if err != nil {
+			return err
+		}
+		asked = append([]specs.Mount{mount}, asked...)
+	}
 	taken = destinations(asked)
 	list = slices.DeleteFunc(list, func(m specs.Mount) bool { return taken[m.Destination] })
 	list = append(list, asked...)
 	slices.SortStableFunc(list, func(a, b specs.Mount) int { return depth(a.Destination) - depth(b.Destination) })
 	d.spec.Mounts = list
 	return nil
+}
+
+// defaultMount is a mount of every container. A source that is not there is the operator's to mend:
+// containers without what they are meant to have are not made.
+func (d *draft) defaultMount(m Default) (specs.Mount, error) {
+	source, err := filepath.EvalSymlinks(m.Source)
+	if err != nil {
+		return specs.Mount{}, fmt.Errorf("mount %q of every container: %w: %w", m.Destination, err, errdefs.ErrFailedPrecondition)
+	}
+	return specs.Mount{Destination: path.Clean(m.Destination), Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "ro"}}, nil
 }
 
 func destinations(mounts []specs.Mount) map[string]bool {
@@ -284,7 +312,7 @@ func (d *draft) source(m *criv1.Mount) (string, error) {
 	if _, err := os.Lstat(host); err == nil {
 		return "", fmt.Errorf("host path %q is a link to nothing: %w", host, errdefs.ErrInvalidArgument)
 	}
-	if d.RejectMissing {
+	if d.RejectMissing || slices.Contains(d.RejectPaths, filepath.Clean(host)) {
 		return "", fmt.Errorf("host path %q: %w", host, errdefs.ErrNotFound)
 	}
 	if err := d.makeFolder(filepath.Clean(host)); err != nil {

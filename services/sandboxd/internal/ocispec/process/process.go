@@ -32,6 +32,8 @@ type Request struct {
 	Hostname string
 	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
 	Rlimits map[string]host.Rlimit
+	// Env are variables of every container, NAME=value; all others win.
+	Env []string
 }
 
 // Set sets command, environment, folder, terminal and limits of the first process. Errors:
@@ -111,14 +113,14 @@ func throughDescriptor(dir string) bool {
 	return descriptorPath.MatchString(path.Clean(dir))
 }
 
-// environment puts the defaults, the base specification's, the image's and the request's
+// environment puts the defaults, the node's, the base specification's, the image's and the request's
 // variables together; a later one replaces an earlier one in its place.
 func environment(base []string, req Request) ([]string, error) {
 	env := []string{DefaultPath, "HOSTNAME=" + req.Hostname}
 	if req.Config.GetTty() {
 		env = SetEnv(env, "TERM=xterm")
 	}
-	for _, kv := range slices.Concat(base, req.Image.Env) {
+	for _, kv := range slices.Concat(req.Env, base, req.Image.Env) {
 		env = SetEnv(env, kv)
 	}
 	for _, kv := range req.Config.GetEnvs() {
@@ -155,9 +157,14 @@ func SetRlimit(p *specs.Process, name string, l host.Rlimit) {
 	p.Rlimits[i] = limit
 }
 
+// OnFirst is the way to choose the processors of further processes that [Exec] knows: the first
+// one of the container's.
+const OnFirst = "first"
+
 // Exec returns a further process for a container with the given specification: it
-// has everything of the container's first process but the command and the terminal.
-func Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
+// has everything of the container's first process but the command and the terminal. affinity is
+// empty or [OnFirst].
+func Exec(spec *specs.Spec, cmd []string, tty bool, affinity string) specs.Process {
 	p := *spec.Process
 	p.Args = slices.Clone(cmd)
 	p.CommandLine = ""
@@ -168,5 +175,21 @@ func Exec(spec *specs.Spec, cmd []string, tty bool) specs.Process {
 	if tty && !hasTerm {
 		p.Env = append(p.Env, "TERM=xterm")
 	}
+	if first := firstProcessor(spec); affinity == OnFirst && first != "" {
+		p.ExecCPUAffinity = &specs.CPUAffinity{Initial: first, Final: first}
+	}
 	return p
+}
+
+// firstProcessor is the first processor of a container's own set; empty if it has none.
+func firstProcessor(spec *specs.Spec) string {
+	if spec.Linux == nil || spec.Linux.Resources == nil || spec.Linux.Resources.CPU == nil {
+		return ""
+	}
+	digits := func(r rune) bool { return r < '0' || r > '9' }
+	set := spec.Linux.Resources.CPU.Cpus
+	if end := strings.IndexFunc(set, digits); end >= 0 {
+		return set[:end]
+	}
+	return set
 }

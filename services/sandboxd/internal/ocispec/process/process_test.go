@@ -38,11 +38,28 @@ func FuzzRecords(f *testing.F) {
 func TestExec(t *testing.T) {
 	t.Parallel()
 	spec := &specs.Spec{Process: &specs.Process{Args: []string{"/bin/app"}, Capabilities: &specs.LinuxCapabilities{}}}
-	p := Exec(spec, []string{"sh"}, true)
+	p := Exec(spec, []string{"sh"}, true, "")
 	if !p.Terminal || p.Args[0] != "sh" || p.Env[len(p.Env)-1] != "TERM=xterm" || p.Capabilities == nil {
 		t.Errorf("process %+v", p)
 	}
 	if spec.Process.Terminal || spec.Process.Args[0] != "/bin/app" || strings.Contains(strings.Join(spec.Process.Env, " "), "TERM") {
 		t.Error("the container's own process was changed")
+	}
+}
+
+func TestExecOnFirstProcessor(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]string{"": "", "0-3": "0", "12": "12", "5,7": "5"} {
+		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Cpus: set}}}}
+		got := Exec(spec, []string{"sh"}, false, OnFirst).ExecCPUAffinity
+		if (got == nil) != (want == "") || got != nil && (got.Initial != want || got.Final != want) {
+			t.Errorf("%q: %+v, want %q", set, got, want)
+		}
+		if Exec(spec, []string{"sh"}, false, "").ExecCPUAffinity != nil {
+			t.Error("an affinity that nobody asked for")
+		}
+	}
+	if Exec(&specs.Spec{Process: &specs.Process{}}, []string{"sh"}, false, OnFirst).ExecCPUAffinity != nil {
+		t.Error("an affinity without a set of processors")
 	}
 }
