@@ -162,7 +162,7 @@ var expectedDescriptor = regexp.MustCompile(`^(pipe:\[\d+\]|/dev/null|/dev/pts/\
 // Containers and commands in them have the limits that sandboxd was started with, and not what
 // the processes on the way have raised for themselves.
 func TestLimitsAreInheritedUnraised(t *testing.T) {
-	const list = "ulimit -Sn; ulimit -Hn; ulimit -Su; ulimit -Hu; ulimit -Sl; ulimit -Hl"
+	const list = "ulimit -Sn; ulimit -Hn; ulimit -Sc; ulimit -Hc; ulimit -Sl; ulimit -Hl"
 	own, err := exec.Command("sh", "-c", list).Output()
 	must(t, err)
 	s := start(t, testenv.Setup{})
