@@ -558,6 +558,7 @@ func (specPort) Init(in port.SpecInput) (*specs.Spec, error) {
 }
 
 func (specPort) Exec(*specs.Spec, []string, bool, pod.Handler) specs.Process { return specs.Process{} }
+
 func (specPort) Adjust(given *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Spec, error) {
 	spec, process := *given, *given.Process
 	for _, kv := range adj.GetEnv() {
