@@ -48,6 +48,7 @@ func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Option
 		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
 		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all), DeviceOwnership: cfg.DeviceOwnership,
 		SELinux: cfg.SELinux, RejectPaths: cleaned(cfg.AbsentSources), Env: cfg.DefaultEnv, Mounts: defaultMounts(all),
+		IgnoreImageVolumes: cfg.IgnoreVolumes,
 	}
 	if cfg.SELinux && !a.host.SELinux {
 		a.tel.Log.WarnContext(ctx, "runtime.selinux has no effect: the host has no SELinux")

@@ -64,6 +64,7 @@ type Runtime struct {
 	CDIDirs         []string           `toml:"cdi_spec_dirs" comment:"Folders of CDI device descriptions; later ones win. None switches CDI off."`
 	RejectMissing   bool               `toml:"reject_missing_mount_sources" comment:"Refuse a mount whose source is missing, instead of making a folder."`
 	AbsentSources   []string           `toml:"absent_mount_sources_to_reject" comment:"Paths that are not made if they are missing as the source of a mount, such as \"/etc/hostname\"."`
+	IgnoreVolumes   bool               `toml:"ignore_image_defined_volumes" comment:"Make no folders for the volumes that images declare; what is written there goes to the writable layer."`
 	DefaultEnv      []string           `toml:"default_env" comment:"Environment variables of every container, each NAME=value; those of images and requests win."`
 	DefaultMounts   []string           `toml:"default_mounts" comment:"Read-only mounts of every container, each /on/the/node:/in/the/container; mounts of requests and images win."`
 	Timezone        string             `toml:"timezone" comment:"Time zone of every container, as its /etc/localtime: \"Local\" for that of the node, or a name such as \"Europe/Berlin\"; empty: that of the image."`

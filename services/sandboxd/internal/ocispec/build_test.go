@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -306,5 +309,46 @@ func TestBaseSpecification(t *testing.T) {
 		if _, _, err := New(testHost(), Options{}).Build(in); err == nil {
 			t.Errorf("no error for %s", missing)
 		}
+	}
+}
+
+// What the node gives all containers gives way to what a request or an image asks for.
+func TestDefaultsOfTheNode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	in := input()
+	in.Config.Envs = []*criv1.KeyValue{{Key: "OWN", Value: []byte("asked")}}
+	in.Config.Mounts = []*criv1.Mount{{ContainerPath: "/asked", HostPath: dir}}
+	in.Volumes = []*criv1.Mount{{ContainerPath: "/volume", HostPath: dir}}
+	o := Options{
+		Env:    []string{"OWN=node", "NODE=node"},
+		Mounts: []mount.Default{{Source: dir, Destination: "/asked/"}, {Source: dir, Destination: "/node"}, {Source: dir, Destination: "/volume"}},
+	}
+	find := func(spec *specs.Spec, destination string) *specs.Mount {
+		i := slices.IndexFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == destination })
+		if i < 0 {
+			return nil
+		}
+		return &spec.Mounts[i]
+	}
+	readOnly := func(m *specs.Mount) bool { return m != nil && slices.Contains(m.Options, "ro") }
+	spec, _ := build(t, v2Host(), o, in)
+	if !slices.Contains(spec.Process.Env, "OWN=asked") || !slices.Contains(spec.Process.Env, "NODE=node") || slices.Contains(spec.Process.Env, "OWN=node") {
+		t.Errorf("environment %q", spec.Process.Env)
+	}
+	if !readOnly(find(spec, "/node")) || readOnly(find(spec, "/asked")) || readOnly(find(spec, "/volume")) || find(spec, "/volume") == nil {
+		t.Errorf("mounts %+v", spec.Mounts)
+	}
+	o.IgnoreImageVolumes, o.Mounts = true, nil
+	if spec, _ = build(t, v2Host(), o, in); find(spec, "/volume") != nil || find(spec, "/asked") == nil {
+		t.Errorf("mounts without volumes of images: %+v", spec.Mounts)
+	}
+	o.Mounts = []mount.Default{{Source: dir + "/none", Destination: "/node"}}
+	if _, _, err := New(v2Host(), o).Build(in); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a source that is missing: %v", err)
+	}
+	in.Config.Mounts = []*criv1.Mount{{ContainerPath: "/asked", HostPath: dir + "/absent"}}
+	if _, _, err := New(v2Host(), Options{RejectPaths: []string{dir + "/absent"}}).Build(in); !errdefs.IsNotFound(err) {
+		t.Errorf("a source that must not be made: %v", err)
 	}
 }

@@ -90,6 +90,8 @@ type Options struct {
 	RejectMissingMountSources bool
 	// RejectPaths makes it one for these paths alone.
 	RejectPaths []string
+	// IgnoreImageVolumes leaves the volumes of images to the writable layer.
+	IgnoreImageVolumes bool
 	// Env are environment variables of every container, NAME=value; all others win.
 	Env []string
 	// Mounts are read-only mounts of every container; those of requests and images win.
@@ -283,8 +285,12 @@ func (d *draft) mounts() error {
 	if err != nil {
 		return err
 	}
+	volumes := d.in.Volumes
+	if d.opts.IgnoreImageVolumes {
+		volumes = nil
+	}
 	created, err := d.mountPolicy().Set(d.spec, mount.Request{
-		Config: d.in.Config, SELinux: options, Volumes: d.in.Volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
+		Config: d.in.Config, SELinux: options, Volumes: volumes, ImageMounts: d.in.ImageMounts, Files: d.in.Files,
 		OwnIPC:         d.in.Namespaces[string(specs.IPCNamespace)] != "",
 		CgroupWritable: d.in.Handler.CgroupWritable,
 	})
