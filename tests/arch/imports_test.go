@@ -40,7 +40,7 @@ func layers() map[string]map[string]layer {
 		"nri-hub": {
 			"api": handler, "app": wiring, "config": settings,
 			"audit": adapter, "launch": adapter, "memory": adapter, "plugin": adapter, "listen": adapter,
-			"adjust": domain, "change": domain, "fit": domain, "podspec": domain, "rule": domain, "hub": domain, "sync": domain,
+			"adjust": domain, "change": domain, "fit": domain, "podspec": domain, "rule": domain, "hub": domain, "sound": domain, "sync": domain,
 		},
 		"eventbus": {
 			"api": handler, "app": wiring, "config": settings,

@@ -144,6 +144,33 @@ func (l *listener) Close() error {
 	return l.UnixListener.Close()
 }
 
+// lostPoll is how often the file of a socket is looked at.
+const lostPoll = time.Second
+
+// Lost returns true when the file of a listener's socket is gone, or another has taken its
+// place, so that nobody can connect any more; and false when ctx has ended. What the service
+// manager has passed is its own business and never lost.
+func Lost(ctx context.Context, lis net.Listener) bool {
+	l, made := lis.(*listener)
+	if !made {
+		<-ctx.Done()
+		return false
+	}
+	poll := time.NewTicker(lostPoll)
+	defer poll.Stop()
+	for {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return false
+		}
+		there, err := os.Lstat(l.path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(there, l.made) {
+			return true
+		}
+	}
+}
+
 // closedToAll sets the mode of the socket before it is bound: the file that bind makes
 // inherits it, so nobody can connect before SetAccess has opened the door.
 func closedToAll(_, _ string, c syscall.RawConn) error {

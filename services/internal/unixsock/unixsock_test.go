@@ -1,6 +1,7 @@
 package unixsock_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -161,5 +163,40 @@ func TestModeText(t *testing.T) {
 		if err := m.UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("%q was accepted as %o", bad, m)
 		}
+	}
+}
+
+// A socket without its file, or with another in its place, cannot be reached any more.
+func TestLost(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(path string) error{
+		"removed": os.Remove,
+		"replaced": func(path string) error {
+			if err := os.WriteFile(path+".new", nil, 0o600); err != nil {
+				return err
+			}
+			return os.Rename(path+".new", path)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := unixsock.Listen(t.Context(), unixsock.Config{Path: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close() //nolint:errcheck // a test
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if unixsock.Lost(ctx, l) {
+				t.Error("lost although it is there")
+			}
+			if err := lose(path); err != nil {
+				t.Fatal(err)
+			}
+			if !unixsock.Lost(t.Context(), l) {
+				t.Error("not lost although it is gone")
+			}
+		})
 	}
 }

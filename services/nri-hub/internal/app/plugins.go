@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/internal/unixsock"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/launch"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/rule"
@@ -57,8 +59,40 @@ func (a *App) listen(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("socket for plugins: %w", err)
 	}
-	g.Go(func() error { return a.plugins.Serve(ctx, l) })
+	g.Go(func() error {
+		a.keepListening(ctx, g, l)
+		return nil
+	})
 	return nil
+}
+
+// keepListening serves the socket, and makes it again when its file is gone: a hub that nobody
+// can reach would look well. Connections stay.
+func (a *App) keepListening(ctx context.Context, g *errgroup.Group, l net.Listener) {
+	log := a.tel.Log.With(slog.String("path", a.cfg.NRI.Socket.Path))
+	for {
+		g.Go(func() error { return a.plugins.Serve(ctx, l) })
+		if !unixsock.Lost(ctx, l) {
+			return
+		}
+		log.WarnContext(ctx, "socket for plugins is gone or was replaced; it is made again")
+		if err := l.Close(); err != nil {
+			log.DebugContext(ctx, "plugin socket did not close cleanly", slog.Any("error", err))
+		}
+		for failed := false; ; failed = true {
+			var err error
+			if l, err = unixsock.Listen(ctx, a.cfg.NRI.Socket); err == nil {
+				break
+			}
+			if !failed {
+				log.ErrorContext(ctx, "no plugin can connect until the socket can be made", slog.Any("error", err))
+			}
+			if !pause.For(ctx, time.Second) {
+				return
+			}
+		}
+		log.InfoContext(ctx, "plugins can connect again")
+	}
 }
 
 func (a *App) launcher() *launch.Launcher {

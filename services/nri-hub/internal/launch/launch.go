@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
@@ -82,6 +83,7 @@ type file struct {
 	index, name string
 	modified    time.Time
 	size        int64
+	inode       uint64
 }
 
 // running is a plugin under supervision.
@@ -100,7 +102,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 	missing := time.NewTicker(l.folderPoll())
 	defer missing.Stop()
 	watched := l.watch(ctx, watcher)
-	if !watched {
+	if watched == nil {
 		l.log.InfoContext(ctx, "no plugin folder yet", slog.String("path", l.cfg.Folder))
 	}
 	var wg sync.WaitGroup
@@ -115,13 +117,19 @@ func (l *Launcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-missing.C:
-			// It may come later, or have been replaced.
-			if _, err := os.Stat(l.cfg.Folder); err != nil {
-				watched = false
-			} else if !watched {
-				if watched = l.watch(ctx, watcher); watched {
+			// It may come later, or another may have taken its place, of which a watcher, which
+			// is with the old one, does not tell.
+			there, err := os.Stat(l.cfg.Folder)
+			switch {
+			case watched != nil && (err != nil || !os.SameFile(there, watched)):
+				l.unwatch(ctx, watcher)
+				watched = nil
+				quiet.Reset(settleTime)
+			case watched == nil && err == nil:
+				if watched = l.watch(ctx, watcher); watched != nil {
 					quiet.Reset(settleTime)
 				}
+			default:
 			}
 		case <-watcher.Events:
 			quiet.Reset(settleTime)
@@ -134,13 +142,35 @@ func (l *Launcher) Run(ctx context.Context) error {
 	}
 }
 
-// watch begins to watch the folder and reports whether it does.
-func (l *Launcher) watch(ctx context.Context, watcher *fsnotify.Watcher) bool {
-	err := watcher.Add(l.cfg.Folder)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+// watch begins to watch the folder and returns which one that is, nil if it does not.
+func (l *Launcher) watch(ctx context.Context, watcher *fsnotify.Watcher) fs.FileInfo {
+	// Looked at before it is watched: if another takes its place in between, that is noticed.
+	folder, err := os.Stat(l.cfg.Folder)
+	if err == nil {
+		err = watcher.Add(l.cfg.Folder)
+	}
+	if err == nil {
+		return folder
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
 		l.log.WarnContext(ctx, "plugin folder not watched", slog.String("path", l.cfg.Folder), slog.Any("error", err))
 	}
-	return err == nil
+	return nil
+}
+
+// unwatch forgets a folder that is no longer at its path.
+func (l *Launcher) unwatch(ctx context.Context, watcher *fsnotify.Watcher) {
+	if err := watcher.Remove(l.cfg.Folder); err != nil && !errors.Is(err, fsnotify.ErrNonExistentWatch) {
+		l.log.DebugContext(ctx, "plugin folder still watched", slog.String("path", l.cfg.Folder), slog.Any("error", err))
+	}
+}
+
+// inodeOf is the number of a file, zero if it has none.
+func inodeOf(info fs.FileInfo) uint64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Ino
+	}
+	return 0
 }
 
 // folderPoll is how often a folder that is missing is looked for.
@@ -201,7 +231,7 @@ func (l *Launcher) scan(ctx context.Context) []file {
 			l.log.WarnContext(ctx, "plugin file skipped", slog.String("path", path), slog.Any("error", err))
 			continue
 		}
-		files = append(files, file{path: path, index: index, name: name, modified: info.ModTime(), size: info.Size()})
+		files = append(files, file{path: path, index: index, name: name, modified: info.ModTime(), size: info.Size(), inode: inodeOf(info)})
 	}
 	return files
 }

@@ -42,6 +42,7 @@ type conn struct {
 	// mu guards all below.
 	mu         sync.Mutex
 	named      bool
+	refused    error // of the registration; for good
 	configured bool
 	fallback   map[nri.Event]bool // events that the plugin knows only as StateChange
 }

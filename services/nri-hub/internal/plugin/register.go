@@ -20,15 +20,18 @@ func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginReques
 	if p.named {
 		return nil, fmt.Errorf("plugin %q is registered already: %w", p.info.ID, errdefs.ErrAlreadyExists)
 	}
+	if p.refused != nil {
+		// The connection is about to be closed; a success now would leave its plugin waiting
+		// for Configure.
+		return nil, p.refused
+	}
 	err := p.identify(req)
 	if err == nil && p.srv.refuses() {
 		err = fmt.Errorf("hub is stopping: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
-		select {
-		case p.registered <- err:
-		default:
-		}
+		p.refused = err
+		p.registered <- err
 		return nil, err
 	}
 	p.named = true
@@ -120,22 +123,25 @@ func (p *conn) awaitRegistration(ctx context.Context, limit time.Duration) error
 	case err := <-p.registered:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("no registration within %s: %w", limit, context.DeadlineExceeded)
+		return p.cancelRegistration(fmt.Errorf("no registration within %s: %w", limit, context.DeadlineExceeded))
 	case <-p.done:
 		return plug.ErrLost
 	case <-ctx.Done():
-		return p.cancelRegistration(ctx)
+		return p.cancelRegistration(context.Cause(ctx))
 	}
 }
 
 // cancelRegistration refuses a registration that has not come yet; one that was just
 // answered counts, because its plugin now waits for Configure.
-func (p *conn) cancelRegistration(ctx context.Context) error {
+func (p *conn) cancelRegistration(cause error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.named {
 		return nil
 	}
-	p.named = true
-	return context.Cause(ctx)
+	if p.refused != nil {
+		return p.refused
+	}
+	p.refused = cause
+	return cause
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -13,13 +14,18 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/member"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/sound"
 )
 
 // take lets an answer through as far as the plugin's rule allows, gives it to the request
-// and records it.
+// and records it. One with values that cannot be is a failure of the plugin.
 func (d *Dispatcher) take(ctx context.Context, r *Request, m *member.Member, resp proto.Message, took time.Duration) error {
 	if resp == nil || r.Take == nil {
 		return nil
+	}
+	w := vet.Of(resp)
+	if err := sound.Answer(w.Adjust, *w.Updates, *w.Evict); err != nil {
+		return d.failed(ctx, r, m, &plug.Error{Plugin: m.Info.ID, Event: r.Event, Err: fmt.Errorf("answer that cannot be: %w", err)})
 	}
 	var before *nri.LinuxResources
 	if u, ok := r.Message().(*nri.UpdateContainerRequest); ok {
@@ -31,7 +37,7 @@ func (d *Dispatcher) take(ctx context.Context, r *Request, m *member.Member, res
 	}
 	keep := func(ctx context.Context, rec vet.Record) { d.record(ctx, r, rec) }
 	about := vet.Subject{Event: r.Event, Pod: r.Pod, Container: view, Before: before, Took: took, Keep: keep}
-	records, err := d.parts.Vet.Check(ctx, m, about, vet.Of(resp), r.Tolerant)
+	records, err := d.parts.Vet.Check(ctx, m, about, w, r.Tolerant)
 	refused := ""
 	switch {
 	case m.Rule.Observe:

@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/roster"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/sound"
 )
 
 // Gateway is the connected gateway.
@@ -147,14 +148,19 @@ func (l *Link) Update(ctx context.Context, plugin plug.ID, updates []*nri.Contai
 	return append(refused, failed...), nil
 }
 
-// allowed is what of a plugin's own wishes may be passed on; updates that it may not make
-// are refused as a whole, as if they had failed.
+// allowed is what of a plugin's own wishes may be passed on; updates that it may not make, or
+// that cannot be, are refused as a whole, as if they had failed.
 func (l *Link) allowed(ctx context.Context, m *member.Member, updates []*nri.ContainerUpdate, evictions []*nri.ContainerEviction) (
 	_ []*nri.ContainerUpdate, _ []*nri.ContainerEviction, refused []*nri.ContainerUpdate,
 ) {
 	var pass []*nri.ContainerUpdate
 	var records []vet.Record
 	for _, u := range updates {
+		if err := sound.Update(u); err != nil {
+			l.refuse(ctx, m, err)
+			refused = append(refused, u)
+			continue
+		}
 		one := []*nri.ContainerUpdate{u}
 		recs, err := l.parts.Vet.Check(ctx, m, vet.Subject{}, vet.Wanted{Updates: &one, Evict: new([]*nri.ContainerEviction)}, false)
 		if err != nil || m.Rule.Observe {
@@ -166,6 +172,13 @@ func (l *Link) allowed(ctx context.Context, m *member.Member, updates []*nri.Con
 			records = append(records, recs...)
 		}
 	}
+	evictions = slices.DeleteFunc(evictions, func(e *nri.ContainerEviction) bool {
+		err := sound.Eviction(e)
+		if err != nil {
+			l.refuse(ctx, m, err)
+		}
+		return err != nil
+	})
 	recs, _ := l.parts.Vet.Check(ctx, m, vet.Subject{}, vet.Wanted{Updates: new([]*nri.ContainerUpdate), Evict: &evictions}, true)
 	for _, rec := range append(records, recs...) {
 		if m.Rule.Observe {
@@ -177,6 +190,12 @@ func (l *Link) allowed(ctx context.Context, m *member.Member, updates []*nri.Con
 		return nil, nil, refused
 	}
 	return pass, evictions, refused
+}
+
+// refuse notes a wish that cannot be.
+func (l *Link) refuse(ctx context.Context, m *member.Member, err error) {
+	l.parts.Log.WarnContext(ctx, "plugin wants what cannot be", slog.String("plugin", m.Info.ID.String()), slog.Any("error", err))
+	l.parts.Vet.Record(ctx, vet.Record{Plugin: m.Info.ID, Error: err.Error()})
 }
 
 // CarryOut performs wishes for which no plugin waits.

@@ -1,0 +1,122 @@
+package launch
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// hall is a Server that says who comes and goes.
+type hall struct{ came, went chan string }
+
+func (h hall) ServeLaunched(ctx context.Context, c net.Conn, p Plugin) error {
+	defer c.Close() //nolint:errcheck // a test
+	h.came <- p.Index + "-" + p.Name
+	<-ctx.Done()
+	h.went <- p.Index + "-" + p.Name
+	return nil
+}
+
+func (hall) ServeWasm(context.Context, Plugin) error { return nil }
+
+func (h hall) expect(t *testing.T, who <-chan string, want string) {
+	t.Helper()
+	select {
+	case got := <-who:
+		if got != want {
+			t.Errorf("it is %s, want %s", got, want)
+		}
+	case <-time.After(testkit.Patience):
+		t.Fatalf("%s is missing", want)
+	}
+}
+
+func put(t *testing.T, folder, name string, at time.Time) {
+	t.Helper()
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	temporary := filepath.Join(filepath.Dir(folder), "new")
+	if err := os.WriteFile(temporary, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(temporary, at, at); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(temporary, filepath.Join(folder, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t *testing.T, folder string) hall {
+	t.Helper()
+	h := hall{came: make(chan string, 10), went: make(chan string, 10)}
+	l := New(Config{
+		Folder: folder, ConfigFolder: folder, MinBackoff: 10 * time.Millisecond, MaxBackoff: time.Second, StopTimeout: testkit.Patience,
+	}, slog.New(slog.DiscardHandler), h)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// A replaced file is another plugin, even if it is as large and as old as the one before.
+func TestReplacedFileIsRestarted(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "plugins")
+	at := time.Now().Add(-time.Hour)
+	put(t, folder, "10-p", at)
+	h := run(t, folder)
+	h.expect(t, h.came, "10-p")
+	put(t, folder, "10-p", at)
+	h.expect(t, h.went, "10-p")
+	h.expect(t, h.came, "10-p")
+}
+
+// The folder may come late, go, come again, and be replaced by another in one step; what is in
+// it then counts, also what is put there later.
+func TestFolderThatIsReplaced(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	folder := filepath.Join(top, "plugins")
+	h := run(t, folder)
+	put(t, folder, "10-late", time.Now())
+	h.expect(t, h.came, "10-late")
+
+	other := filepath.Join(top, "other")
+	put(t, other, "20-other", time.Now())
+	if err := os.Rename(folder, filepath.Join(top, "old")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, folder); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, h.went, "10-late")
+	h.expect(t, h.came, "20-other")
+	put(t, folder, "30-later", time.Now())
+	h.expect(t, h.came, "30-later")
+
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	<-h.went
+	<-h.went
+	put(t, folder, "40-again", time.Now())
+	h.expect(t, h.came, "40-again")
+	put(t, folder, "50-watched", time.Now())
+	h.expect(t, h.came, "50-watched")
+}
