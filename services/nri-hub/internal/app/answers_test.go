@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crisp-cri/crisp/services/internal/config"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	hubconfig "github.com/crisp-cri/crisp/services/nri-hub/internal/config"
 )
@@ -150,6 +151,121 @@ func TestRegistrationAfterARefusal(t *testing.T) {
 		t.Error("still connected")
 	}
 	g.await(t)
+}
+
+// What a plugin says of itself is bounded: it is logged, remembered and sent to gateways.
+func TestNamesAreBounded(t *testing.T) {
+	t.Parallel()
+	h := startHub(t, testConfig(t))
+	g := h.connect()
+	long := strings.Repeat("n", 1<<20)
+	for _, req := range []*nri.RegisterPluginRequest{
+		{PluginName: long, PluginIdx: "10"}, {PluginName: "p", PluginIdx: long}, {PluginName: "p", PluginIdx: "10", NRIVersion: long},
+	} {
+		if _, err := h.raw(t, nil).runtime.RegisterPlugin(t.Context(), req); err == nil || len(err.Error()) > 1000 {
+			t.Errorf("error is %.300v", err)
+		}
+	}
+	h.mustStart("10", strings.Repeat("n", 253), &recorder{})
+	g.await(t, "10-"+strings.Repeat("n", 253))
+}
+
+// Connections that never register are limited in number, and their end makes room.
+func TestUnregisteredConnectionsAreLimited(t *testing.T) {
+	t.Parallel()
+	h := startHub(t, testConfig(t))
+	g := h.connect()
+	var silent []net.Conn
+	closed := func(c net.Conn) bool {
+		_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		_, err := c.Read(make([]byte, 1))
+		return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	for refused := false; !refused; {
+		c, err := net.Dial("unix", h.cfg.NRI.Socket.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		silent = append(silent, c)
+		if len(silent) > 1000 {
+			t.Fatal("there is no limit")
+		}
+		refused = len(silent) > 200 && closed(c)
+	}
+	for _, c := range silent {
+		_ = c.Close()
+	}
+	testkit.Eventually(t, patience, func() error { return h.start("10", "p", &recorder{}) })
+	g.await(t, "10-p")
+}
+
+// A plugin that does not answer Configure is disconnected, and one that is being synchronised
+// does not keep the hub from ending.
+func TestPluginsThatHangWhileTheyJoin(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	cfg.Timeouts.Request = config.Duration(500 * time.Millisecond)
+	h := startHub(t, cfg)
+	g := h.connect()
+	release := make(chan struct{})
+	p := h.raw(t, map[string]ttrpc.Method{
+		"Configure": method(func(*nri.ConfigureRequest) (proto.Message, error) {
+			<-release
+			return &nri.ConfigureResponse{}, nil
+		}),
+	})
+	if _, err := p.runtime.RegisterPlugin(t.Context(), &nri.RegisterPluginRequest{PluginName: "p", PluginIdx: "10"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.closed:
+	case <-time.After(patience):
+		t.Error("still connected")
+	}
+	g.await(t)
+	begun := make(chan struct{})
+	h.mustStart("20", "slow", &recorder{onSync: func(context.Context, []*nri.PodSandbox, []*nri.Container) ([]*nri.ContainerUpdate, error) {
+		close(begun)
+		<-release
+		return nil, nil
+	}})
+	<-begun
+	h.stop()
+	close(release)
+	again := startHub(t, cfg)
+	g = again.connect()
+	again.mustStart("20", "slow", &recorder{})
+	g.await(t, "20-slow")
+}
+
+// Rights hold for evictions that a plugin asks for by itself.
+func TestRightsToEvict(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	cfg.Plugins = []hubconfig.Plugin{{Name: "p", Rights: hubconfig.Rights{Pods: hubconfig.Pods{Namespaces: []string{"mine"}}}}}
+	h := startHub(t, cfg)
+	mine, theirs := container("mine"), container("theirs")
+	mine.PodSandboxId, theirs.PodSandboxId = "pm", "pt"
+	g := h.connect(func(g *fakeGateway) {
+		g.pods = []*nri.PodSandbox{podIn("mine", "pm", nil), podIn("theirs", "pt", nil)}
+		g.containers = []*nri.Container{mine, theirs}
+	})
+	p := h.raw(t, map[string]ttrpc.Method{
+		"Configure":   method(func(*nri.ConfigureRequest) (proto.Message, error) { return &nri.ConfigureResponse{}, nil }),
+		"Synchronize": method(func(*nri.SynchronizeRequest) (proto.Message, error) { return &nri.SynchronizeResponse{}, nil }),
+	})
+	if _, err := p.runtime.RegisterPlugin(t.Context(), &nri.RegisterPluginRequest{PluginName: "p", PluginIdx: "10"}); err != nil {
+		t.Fatal(err)
+	}
+	g.await(t, "10-p")
+	if _, err := p.runtime.UpdateContainers(t.Context(), &nri.UpdateContainersRequest{Evict: []*nri.ContainerEviction{
+		{ContainerId: "theirs"}, {ContainerId: "mine"}, {ContainerId: "unknown"}, {},
+	}}); err != nil {
+		t.Error(err)
+	}
+	if w := g.wanted(); len(w) != 1 || len(w[0].GetEvictions()) != 1 || w[0].GetEvictions()[0].GetContainerId() != "mine" {
+		t.Errorf("the gateway was asked for %v", w)
+	}
 }
 
 // A second registration on a connection changes nothing.

@@ -41,11 +41,16 @@ func (h hall) expect(t *testing.T, who <-chan string, want string) {
 
 func put(t *testing.T, folder, name string, at time.Time) {
 	t.Helper()
+	write(t, folder, name, "exec sleep 1000", at)
+}
+
+func write(t *testing.T, folder, name, script string, at time.Time) {
+	t.Helper()
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	temporary := filepath.Join(filepath.Dir(folder), "new")
-	if err := os.WriteFile(temporary, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(temporary, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	if err := os.Chtimes(temporary, at, at); err != nil {
@@ -58,9 +63,14 @@ func put(t *testing.T, folder, name string, at time.Time) {
 
 func run(t *testing.T, folder string) hall {
 	t.Helper()
+	return runWith(t, folder, testkit.Patience)
+}
+
+func runWith(t *testing.T, folder string, stop time.Duration) hall {
+	t.Helper()
 	h := hall{came: make(chan string, 10), went: make(chan string, 10)}
 	l := New(Config{
-		Folder: folder, ConfigFolder: folder, MinBackoff: 10 * time.Millisecond, MaxBackoff: time.Second, StopTimeout: testkit.Patience,
+		Folder: folder, ConfigFolder: folder, MinBackoff: 10 * time.Millisecond, MaxBackoff: time.Second, StopTimeout: stop,
 	}, slog.New(slog.DiscardHandler), h)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -119,4 +129,30 @@ func TestFolderThatIsReplaced(t *testing.T) {
 	h.expect(t, h.came, "40-again")
 	put(t, folder, "50-watched", time.Now())
 	h.expect(t, h.came, "50-watched")
+}
+
+// A process that does not heed SIGTERM is killed; a configuration that cannot be read is
+// nobody else's trouble.
+func TestPluginsThatMisbehave(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "plugins")
+	put(t, folder, "10-good", time.Now())
+	put(t, folder, "30-unreadable", time.Now())
+	if err := os.Mkdir(filepath.Join(folder, "30-unreadable.conf"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h := runWith(t, folder, 100*time.Millisecond)
+	h.expect(t, h.came, "10-good")
+	write(t, folder, "20-deaf", "trap '' TERM; touch "+filepath.Join(folder, "..", "deaf")+"; while :; do sleep 1; done", time.Now())
+	h.expect(t, h.came, "20-deaf")
+	testkit.Eventually(t, testkit.Patience, func() error {
+		_, err := os.Stat(filepath.Join(folder, "..", "deaf"))
+		return err
+	})
+	if err := os.Remove(filepath.Join(folder, "20-deaf")); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, h.went, "20-deaf")
+	put(t, folder, "40-next", time.Now())
+	h.expect(t, h.came, "40-next")
 }

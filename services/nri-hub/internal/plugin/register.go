@@ -12,6 +12,9 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
+// maxName bounds what a plugin says of itself, in bytes. Drivers are called by DNS names.
+const maxName = 253
+
 // RegisterPlugin is the plugin's first call. A refusal is its error, never a connection
 // that is dropped afterwards.
 func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginRequest) (*nri.Empty, error) {
@@ -43,6 +46,12 @@ func (p *conn) RegisterPlugin(ctx context.Context, req *nri.RegisterPluginReques
 
 // identify takes the plugin's name. What the hub has launched is named by its file.
 func (p *conn) identify(req *nri.RegisterPluginRequest) error {
+	// Both are shown, logged and remembered wherever the plugin is.
+	for field, v := range map[string]string{"plugin_name": req.GetPluginName(), "plugin_idx": req.GetPluginIdx(), "NRI_version": req.GetNRIVersion()} {
+		if len(v) > maxName {
+			return fmt.Errorf("invalid plugin: %s: %d bytes are too many, at most %d: %w", field, len(v), maxName, errdefs.ErrInvalidArgument)
+		}
+	}
 	p.info.NRIVersion = req.GetNRIVersion()
 	if p.info.Kind == plug.Launched {
 		return p.srv.parts.Host.Admit(p.info)
