@@ -1,13 +1,12 @@
 package adjust
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strings"
 
-	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+	"google.golang.org/protobuf/proto"
 )
 
 func (m *merge) annotations(items map[string]string, to *nri.ContainerAdjustment, view *nri.Container) error {
@@ -15,23 +14,33 @@ func (m *merge) annotations(items map[string]string, to *nri.ContainerAdjustment
 }
 
 func (m *merge) mounts(items []*nri.Mount, to *nri.ContainerAdjustment, view *nri.Container) error {
-	for _, item := range items {
-		if place := nri.ClearRemovalMarker(item.GetDestination()); !path.IsAbs(place) {
-			return fmt.Errorf("plugin %q: mount at %q: an absolute path is wanted: %w", m.plugin, place, errdefs.ErrInvalidArgument)
+	items = slices.Clone(items)
+	for i, item := range items {
+		if clean := cleaned(item.GetDestination()); clean != item.GetDestination() {
+			items[i] = proto.CloneOf(item)
+			items[i].Destination = clean
 		}
 	}
 	return list(m, nri.Field_Mounts, items, (*nri.Mount).GetDestination, &to.Mounts, &view.Mounts)
 }
 
+// cleaned is the one spelling of an absolute path, removal marker and all: two plugins that
+// mean the same place are in conflict however they write it.
+func cleaned(p string) string {
+	place, removal := nri.IsMarkedForRemoval(p)
+	if !path.IsAbs(place) {
+		return p
+	}
+	place = path.Clean(place)
+	if removal {
+		return nri.MarkForRemoval(place)
+	}
+	return place
+}
+
 func (m *merge) env(items []*nri.KeyValue, to *nri.ContainerAdjustment, view *nri.Container) error {
 	if len(items) == 0 {
 		return nil
-	}
-	for _, item := range items {
-		name := nri.ClearRemovalMarker(item.GetKey())
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(item.GetValue(), "\x00") {
-			return fmt.Errorf("plugin %q: environment variable %q: bad name or value: %w", m.plugin, name, errdefs.ErrInvalidArgument)
-		}
 	}
 	// The container has its environment as "key=value" lines. What the plugins do not
 	// touch must stay as it is, whatever it looks like.

@@ -227,6 +227,69 @@ func TestFailurePolicy(t *testing.T) {
 	}
 }
 
+func TestMetricsOfPlugins(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	cfg.Plugins = []hubconfig.Plugin{
+		hanging("hangs", 300*time.Millisecond),
+		{Name: "late", Timeouts: map[string]config.Duration{"Synchronize": config.Duration(300 * time.Millisecond)}},
+	}
+	h := startHub(t, cfg)
+	g := h.connect()
+	release := make(chan struct{})
+	defer close(release)
+	h.mustStart("10", "refuses", &recorder{onRun: func(context.Context, *nri.PodSandbox) error { return errNo }})
+	g.await(t, "10-refuses")
+	if err := g.run(t.Context(), "p1"); err == nil {
+		t.Error("not refused")
+	}
+	h.mustStart("05", "hangs", &recorder{onRun: func(context.Context, *nri.PodSandbox) error {
+		<-release
+		return nil
+	}})
+	g.await(t, "05-hangs", "10-refuses")
+	if err := g.run(t.Context(), "p2"); err == nil {
+		t.Error("not refused")
+	}
+	if err := h.start("20", "late", &recorder{onSync: func(context.Context, []*nri.PodSandbox, []*nri.Container) ([]*nri.ContainerUpdate, error) {
+		<-release
+		return nil, nil
+	}}); err != nil {
+		t.Error(err)
+	}
+	// Names and values of the counters with the labels in alphabetical order, and of the gauges.
+	testkit.Eventually(t, patience, func() error {
+		families, err := h.tel.Registry.Gather()
+		if err != nil {
+			return err
+		}
+		got := make(map[string]float64)
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				name := f.GetName()
+				for _, l := range m.GetLabel() {
+					name += " " + l.GetValue()
+				}
+				got[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+		for name, want := range map[string]float64{
+			"crisp_nri_plugin_invocations_total RunPodSandbox 10-refuses rejected": 2,
+			"crisp_nri_plugin_invocations_total RunPodSandbox 05-hangs timeout":    1,
+			"crisp_nri_plugin_invocations_total Synchronize 20-late timeout":       1,
+			"crisp_nri_plugin_invocations_total Configure 10-refuses ok":           1,
+			"crisp_nri_plugin_latency_seconds RunPodSandbox 10-refuses":            2,
+			"crisp_nri_active_plugins":                                             1,
+			"crisp_nri_degraded_plugins":                                           1,
+		} {
+			if got[name] != want {
+				return fmt.Errorf("%s is %v, want %v", name, got[name], want)
+			}
+		}
+		return nil
+	})
+}
+
 func TestCallerThatLeavesIsNobodysFailure(t *testing.T) {
 	t.Parallel()
 	h := startHub(t, testConfig(t))

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 type hall struct{ came, went chan string }
 
 func (h hall) ServeLaunched(ctx context.Context, c net.Conn, p Plugin) error {
-	defer c.Close() //nolint:errcheck // a test
+	defer c.Close()
 	h.came <- p.Index + "-" + p.Name
 	<-ctx.Done()
 	h.went <- p.Index + "-" + p.Name
@@ -50,7 +50,7 @@ func write(t *testing.T, folder, name, script string, at time.Time) {
 		t.Fatal(err)
 	}
 	temporary := filepath.Join(filepath.Dir(folder), "new")
-	if err := os.WriteFile(temporary, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(temporary, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chtimes(temporary, at, at); err != nil {

@@ -57,8 +57,12 @@ func (m *Metrics) TimedOut(plugin plug.ID, e nri.Event) {
 
 func (m *Metrics) called(plugin plug.ID, operation string, begin time.Time, outcome string) {
 	m.latency.WithLabelValues(plugin.String(), operation).Observe(time.Since(begin).Seconds())
-	if outcome == "timeout" {
-		return // counted by TimedOut when the time was up
+	switch operation {
+	case "Configure", "Synchronize", "Shutdown":
+	default:
+		if outcome == "timeout" {
+			return // an event: counted by TimedOut when the time was up
+		}
 	}
 	m.invocations.WithLabelValues(plugin.String(), operation, outcome).Inc()
 }
