@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/containerio"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/client"
@@ -198,8 +200,20 @@ func (n *node) mounts() []mount.Mount {
 	return []mount.Mount{{Type: "bind", Source: n.rootfs, Options: []string{"rbind", "ro"}}}
 }
 
-// container creates and starts a container and returns its id and the path of its log.
+// container creates and starts a container and returns its id.
 func (n *node) container(sandboxID string, io port.IOSpec, args ...string) (string, error) {
+	id, err := n.create(sandboxID, io, args...)
+	if err != nil {
+		return id, err
+	}
+	if _, err := n.tasks.Start(n.t.Context(), sandboxID, id, ""); err != nil {
+		return id, errors.Join(err, n.io.Close(n.t.Context(), id))
+	}
+	return id, nil
+}
+
+// create creates a container and returns its id.
+func (n *node) create(sandboxID string, io port.IOSpec, args ...string) (string, error) {
 	id := shimtest.ID()
 	if io.LogPath == "" {
 		io.LogPath = filepath.Join(n.dir, id+".log")
@@ -212,9 +226,6 @@ func (n *node) container(sandboxID string, io port.IOSpec, args ...string) (stri
 		SandboxID: sandboxID, ContainerID: id, Handler: n.handler, Rootfs: n.mounts(), Stdio: stdio,
 		Spec: shimtest.Spec(n.t, sandboxID, id, io.Terminal, args...),
 	})
-	if err == nil {
-		_, err = n.tasks.Start(n.t.Context(), sandboxID, id, "")
-	}
 	if err != nil {
 		return id, errors.Join(err, n.io.Close(n.t.Context(), id))
 	}
@@ -624,6 +635,15 @@ func zombie(pid uint32) bool {
 	return err != nil || strings.Contains(string(data), ") Z ")
 }
 
+// stopped says whether all threads of a process are stopped.
+func stopped(pid uint32) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return len(threads) > 0 && !slices.ContainsFunc(threads, func(path string) bool {
+		data, err := os.ReadFile(path)
+		return err != nil || !strings.Contains(string(data), ") T ")
+	})
+}
+
 func TestSharedInit(t *testing.T) { eachShim(t, testSharedInit) }
 
 func testSharedInit(t *testing.T, n *node) {
@@ -792,11 +812,10 @@ func testStartTime(t *testing.T, n *node) {
 
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
-	for range 500 {
+	for began := time.Now(); time.Since(began) < testkit.Patience; time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatal("did not happen in time")
 }

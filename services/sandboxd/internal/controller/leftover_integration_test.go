@@ -100,6 +100,8 @@ func testDeleteBehindADeafShim(t *testing.T, n *node) {
 	}
 	resume := func() { _ = syscall.Kill(int(st.ShimPid), syscall.SIGCONT) }
 	t.Cleanup(resume)
+	// Its threads stop one by one, and the last of them could still do what is asked below.
+	eventually(t, func() bool { return stopped(st.ShimPid) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	began := time.Now()
