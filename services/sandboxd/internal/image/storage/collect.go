@@ -25,6 +25,9 @@ const (
 	collectDelay = 500 * time.Millisecond
 	// collectInterval is how often leftovers that could not be removed are tried again.
 	collectInterval = 5 * time.Minute
+	// stopPatience is how long a stop waits for a collection under way. The folders of
+	// thousands of containers take longer; those that are left are found by the next one.
+	stopPatience = 3 * time.Second
 	// reserveSize is kept on disk so that the databases can write their removals when
 	// nothing else fits any more.
 	reserveSize = 1 << 20
@@ -136,7 +139,16 @@ func startCollector(ctx context.Context, run func(context.Context) error, log *s
 		hint: make(chan struct{}, 1),
 	}
 	done := make(chan struct{})
-	c.stop = func() { cancel(); <-done }
+	c.stop = func() {
+		cancel()
+		timer := time.NewTimer(stopPatience)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-timer.C:
+			log.Info("collection of unused image data is left to the next start")
+		}
+	}
 	go func() {
 		defer close(done)
 		c.loop(ctx)
