@@ -64,7 +64,7 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 		}
 	}
 	return image.Config{
-		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
+		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads, MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
 		DiscardLayers: cfg.Image.DiscardLayers,
 		Decode:        decode.Config{Programs: streamProcessors(cfg), NodeKeys: cfg.Image.KeyModel == "node"},

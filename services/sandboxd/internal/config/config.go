@@ -118,6 +118,7 @@ type Image struct {
 	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
 	AuthFile               string          `toml:"auth_file" comment:"File in the form of docker's config.json with credentials for pulls that bring none; empty: none."`
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
+	MaxConcurrentUnpacks   int             `toml:"max_concurrent_unpacks" comment:"Layers of one image that are extracted at a time, with overlayfs. 1: one after the other."`
 	LayerFetchBuffer       config.ByteSize `toml:"concurrent_layer_fetch_buffer" comment:"Size of the ranges in which a big layer is fetched, several at a time; each takes as much memory. 0: layers are fetched whole."`
 	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
 	VerifierDir            string          `toml:"verifier_dir" comment:"Folder of programs in the form of containerd's image verifiers, all of which must accept an image before its layers are pulled;\nif set and there is none, nothing is pulled. Empty: images are not verified."`
@@ -202,6 +203,7 @@ func Default() Config {
 		Image: Image{
 			RegistryConfig:         []string{"/etc/crisp/certs.d", "/etc/containerd/certs.d"},
 			MaxConcurrentDownloads: 3,
+			MaxConcurrentUnpacks:   3,
 			LayerFetchBuffer:       8 * config.MiB,
 			PullProgressTimeout:    config.Duration(5 * time.Minute),
 			MaxVerifiers:           10,
@@ -322,7 +324,8 @@ func (r Runtime) checkDefaults() error {
 // Validate checks the section.
 func (i Image) Validate() error {
 	return errors.Join(oneOf("snapshotter", i.Snapshotter, i.snapshotters()...), checkProxySnapshotters(i.ProxySnapshotters),
-		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), duration("pull_progress_timeout", i.PullProgressTimeout),
+		positive("max_concurrent_downloads", i.MaxConcurrentDownloads), positive("max_concurrent_unpacks", i.MaxConcurrentUnpacks),
+		duration("pull_progress_timeout", i.PullProgressTimeout),
 		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile), optionalPath("verifier_dir", i.VerifierDir),
 		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout),
 		oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))

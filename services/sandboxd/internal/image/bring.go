@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/snapshotters"
 	"github.com/containerd/errdefs"
@@ -62,8 +62,7 @@ func (s *Service) bring(ctx context.Context, b bringing, root ocispec.Descriptor
 	manifest := path[len(path)-1]
 	b.steps.begin(ctx, manifest.Manifest)
 	fetch := func(ctx context.Context, desc ocispec.Descriptor) error { return s.fetch(ctx, b, desc) }
-	extract := s.extractor(b.steps.extracted)
-	u := unpacking{name: b.name.String(), snapshotter: b.snapshotter, extract: extract, bring: fetch, all: b.keepLayers}
+	u := unpacking{name: b.name.String(), snapshotter: b.snapshotter, extract: s.extractor(b.steps.extracted), bring: fetch, all: b.keepLayers}
 	err = s.unpack(ctx, manifest, u)
 	if err != nil && ctx.Err() == nil && s.discardCorrupt(ctx, manifest.Manifest.Layers) {
 		err = s.unpack(ctx, manifest, u)
@@ -166,7 +165,7 @@ func (s *Service) keep(ctx context.Context, doc registry.Document, next *ocispec
 type unpacking struct {
 	name        string // of the image
 	snapshotter string
-	extract     diff.Applier
+	extract     applier
 	// bring makes sure that a blob is on the node.
 	bring func(context.Context, ocispec.Descriptor) error
 	// all brings the blobs of layers that are unpacked already, too. Of a snapshotter in another
@@ -175,27 +174,18 @@ type unpacking struct {
 }
 
 // unpack fetches the configuration and the layers, several at a time, and extracts each as
-// soon as it and those below are there. Extraction is one after the other: a layer may leave
-// out folders whose owner and mode are those of the layers below.
+// soon as it is there; unless the snapshotter can take it alone, as soon as those below are, too.
+// The first layer that cannot be extracted ends the work on the others.
 func (s *Service) unpack(ctx context.Context, manifest registry.Document, how unpacking) error {
 	sn, name, err := s.st.Snapshotter(how.snapshotter)
 	if err != nil {
 		return err
 	}
-	work, cancel := context.WithCancel(ctx)
-	defer cancel()
-	options := []unpack.UnpackerOpt{
-		unpack.WithUnpackPlatform(unpack.Platform{
-			Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: how.extract,
-		}),
-		unpack.WithLimiter(semaphore.NewWeighted(int64(s.conf.Load().MaxConcurrentDownloads))),
-		unpack.WithDuplicationSuppressor(s.shared),
-	}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	proxied := s.st.Proxied(name)
-	if how.all && !proxied {
-		options = append(options, unpack.WithFetchAllContent())
-	}
-	u, err := unpack.NewUnpacker(work, s.st.Content(), options...)
+	platform := unpack.Platform{Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: how.extract}
+	u, err := unpack.NewUnpacker(work, s.st.Content(), s.unpackOptions(platform, how, cancel)...)
 	if err != nil {
 		return fmt.Errorf("unpacker: %w", err)
 	}
@@ -210,12 +200,34 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 	}
 	err = images.Dispatch(work, u.Unpack(fetch), nil, manifest.Desc)
 	if err != nil {
-		cancel()
+		cancel(nil)
 	}
 	if _, waitErr := u.Wait(); err == nil {
 		err = waitErr
 	}
+	if cause, ok := errors.AsType[extractFailure](context.Cause(work)); ok && ctx.Err() == nil {
+		err = cause
+	}
 	return extractionError(registry.Failed(ctx, err))
+}
+
+// unpackOptions are the limits of an unpacking, and who does what of it. The first layer that cannot
+// be extracted is told to end.
+func (s *Service) unpackOptions(platform unpack.Platform, how unpacking, end context.CancelCauseFunc) []unpack.UnpackerOpt {
+	conf := s.conf.Load()
+	options := []unpack.UnpackerOpt{
+		unpack.WithLimiter(semaphore.NewWeighted(int64(conf.MaxConcurrentDownloads))),
+		unpack.WithDuplicationSuppressor(s.shared),
+	}
+	if s.st.Rebases(platform.SnapshotterKey) && conf.MaxConcurrentUnpacks > 1 {
+		platform.Applier, platform.Snapshotter = how.extract.aside(platform.Snapshotter, end)
+		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
+		options = append(options, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(conf.MaxConcurrentUnpacks))))
+	}
+	if how.all && !s.st.Proxied(platform.SnapshotterKey) {
+		options = append(options, unpack.WithFetchAllContent())
+	}
+	return append(options, unpack.WithUnpackPlatform(platform))
 }
 
 // layersFor are the layers of an image with the annotations that snapshots are labelled with. The

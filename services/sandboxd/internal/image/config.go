@@ -18,6 +18,9 @@ type Config struct {
 	// MaxConcurrentDownloads bounds the layers of one pull that are fetched at a time;
 	// 0 means 3.
 	MaxConcurrentDownloads int
+	// MaxConcurrentUnpacks bounds the layers of one image that are extracted at a time where the
+	// snapshotter allows for it; 0 means 3.
+	MaxConcurrentUnpacks int
 	// RangeSize is the size in bytes of the ranges in which a big layer is fetched, as many at
 	// a time as MaxConcurrentDownloads; 0 means that layers are fetched whole.
 	RangeSize int

@@ -3,19 +3,27 @@
 package image
 
 import (
+	"context"
+	"crypto/rand"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/go-digest"
+	"go.opentelemetry.io/otel/trace/noop"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
@@ -269,5 +277,124 @@ func TestSetuidSurvives(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Layers are extracted before those below them have arrived, as many at a time as configured.
+func TestLayersAreExtractedSideBySide(t *testing.T) {
+	n := newNode(t, nil)
+	if n.st.DefaultSnapshotter() != storage.Overlay {
+		testkit.Lacks(t, "overlayfs")
+	}
+	reg := imagetest.NewRegistry(t)
+	lower := imagetest.Layer(t, file{Name: "d/", Type: '5', Mode: 0o2750, UID: 7}, text("d/a", "lower"), text("gone", "x"))
+	img := imagetest.Image(t, v1.Config{}, lower,
+		imagetest.Layer(t, text("d/b", "upper"), hide("gone"), hide("never")), imagetest.Layer(t, file{Name: "link", Type: '1', Link: "d/a"}))
+	ref := reg.Push(t, "side:1", img)
+	held, err := lower.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	extracted := make(chan struct{})
+	reg.Break(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.Contains(r.URL.Path, held.String()) {
+			select {
+			case <-extracted:
+			case <-r.Context().Done():
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+	pulled := make(chan error, 1)
+	go func() {
+		_, err := n.pull(ref)
+		pulled <- err
+	}()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		found, _ := filepath.Glob(filepath.Join(n.root, storage.Overlay, "snapshots", "*", "fs", "d", "b"))
+		if len(found) != 1 {
+			return fmt.Errorf("the upper layer is at %v", found)
+		}
+		return nil
+	})
+	close(extracted)
+	if err := testkit.Receive(t, pulled); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"d/": "", "d/a": "lower", "d/b": "upper", "link": "lower"}
+	if diff := cmp.Diff(want, n.tree(ref)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	last := n.steps[len(n.steps)-1]
+	if last.GetLayersUnpacked() != 3 {
+		t.Errorf("told of at the end: %v", last)
+	}
+}
+
+// A layer that cannot be extracted ends the pull, however long others take to arrive.
+func TestBrokenLayerEndsTheOthers(t *testing.T) {
+	n := newNode(t, nil)
+	reg := imagetest.NewRegistry(t)
+	slow := imagetest.Layer(t, text("slow", "x"))
+	held, err := slow.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := imagetest.Image(t, v1.Config{}, slow,
+		imagetest.RawLayer([]byte("no archive"), digest.FromString("no archive")), imagetest.Layer(t, text("f", "x")))
+	ref := reg.Push(t, "broken:1", img)
+	reg.Break(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.Contains(r.URL.Path, held.String()) {
+			<-r.Context().Done()
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+	if _, err := n.pull(ref); !errdefs.IsDataLoss(err) {
+		t.Errorf("error %v", err)
+	}
+	n.wantEmpty()
+}
+
+// BenchmarkExtraction pulls an image of eight layers that are mostly computing to extract.
+func BenchmarkExtraction(b *testing.B) {
+	reg := imagetest.NewRegistry(b)
+	var layers []v1.Layer
+	random := make([]byte, 24<<10)
+	for i := range 8 {
+		var files []file
+		for j := range 1200 {
+			_, _ = rand.Read(random[:len(random)/4])
+			files = append(files, text(fmt.Sprintf("%d/%d", i, j), string(random)))
+		}
+		layers = append(layers, imagetest.Layer(b, files...))
+	}
+	ref := reg.Push(b, "bench:1", imagetest.Image(b, v1.Config{}, layers...))
+	for _, unpacks := range []int{1, 2, 3, 8} {
+		b.Run(fmt.Sprintf("%d at a time", unpacks), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				st, err := storage.Open(b.Context(), storage.Config{Root: b.TempDir()}, slog.New(slog.DiscardHandler))
+				if err != nil {
+					b.Fatal(err)
+				}
+				s := New(Config{MaxConcurrentDownloads: 8, MaxConcurrentUnpacks: unpacks}, st, slog.New(slog.DiscardHandler),
+					noop.NewTracerProvider().Tracer(""), func(context.Context, string) []string { return nil })
+				if err := s.Load(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				_, err = s.Pull(b.Context(), &criv1.ImageSpec{Image: ref}, nil, nil)
+				b.StopTimer()
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Close()
+				if err := st.Close(); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
 	}
 }

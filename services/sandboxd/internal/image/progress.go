@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -20,6 +22,7 @@ import (
 
 	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/extract"
 )
 
 // TopicProgress is the topic of events that say how far a pull is.
@@ -157,16 +160,49 @@ func (s *Service) extractor(done func(layer digest.Digest)) applier {
 	conf := s.conf.Load()
 	decoding := conf.Decode
 	decoding.Patience = conf.ProgressTimeout
-	return applier{s.st.Applier(decode.New(decoding)), s.tracer, done}
+	base := extract.New(s.st.Content(), decode.New(decoding))
+	return applier{base, base, s.tracer, done}
 }
 
 // applier extracts layers with a span of their own and counts them.
 type applier struct {
 	diff.Applier
 
+	base   extract.Applier
 	tracer trace.Tracer
 	done   func(layer digest.Digest)
 }
+
+// aside returns an applier and a snapshotter, on top of sn, for layers without those below them. They
+// are counted when they are committed. The first failure is told to end.
+func (a applier) aside(sn snapshots.Snapshotter, end context.CancelCauseFunc) (diff.Applier, snapshots.Snapshotter) {
+	aside := extract.NewAside(sn, a.base, a.done)
+	a.Applier, a.done = failing{aside, end}, func(digest.Digest) {}
+	return a, aside
+}
+
+// failing tells of layers that cannot be extracted.
+type failing struct {
+	diff.Applier
+
+	end context.CancelCauseFunc
+}
+
+// Apply implements diff.Applier.
+func (f failing) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	got, err := f.Applier.Apply(ctx, desc, mounts, opts...)
+	if err != nil {
+		err = extractFailure{fmt.Errorf("layer %s (%s): %w", desc.Digest, desc.MediaType, err)}
+		f.end(err)
+	}
+	return got, err
+}
+
+// extractFailure is why a layer could not be extracted.
+type extractFailure struct{ error }
+
+// Unwrap returns the reason.
+func (f extractFailure) Unwrap() error { return f.error }
 
 // Apply implements diff.Applier.
 func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {

@@ -27,8 +27,8 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// defaultDownloads is how many layers of a pull are fetched at a time unless configured.
-const defaultDownloads = 3
+// defaultLayers is how many layers of a pull are fetched, and extracted, at a time unless configured.
+const defaultLayers = 3
 
 // Service is the image service of a node. Its methods are safe for concurrent use. Before
 // Load has returned they fail with ErrUnavailable.
@@ -50,14 +50,11 @@ type Service struct {
 // New returns a service on an open storage. inUse returns the ids of the containers that
 // need an image.
 func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer, inUse func(ctx context.Context, imageID string) []string) *Service {
-	if cfg.MaxConcurrentDownloads <= 0 {
-		cfg.MaxConcurrentDownloads = defaultDownloads
-	}
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)
 	}
 	s := &Service{st: st, log: log, tracer: tracer, inUse: inUse, shared: keylock.New()}
-	s.conf.Store(&settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)})
+	s.conf.Store(newSettings(cfg))
 	return s
 }
 
@@ -68,15 +65,21 @@ type settings struct {
 	pinned wildcards
 }
 
+func newSettings(cfg Config) *settings {
+	for _, n := range []*int{&cfg.MaxConcurrentDownloads, &cfg.MaxConcurrentUnpacks} {
+		if *n <= 0 {
+			*n = defaultLayers
+		}
+	}
+	return &settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)}
+}
+
 // Configure changes the configuration, but for OnChange, UserAgent and Metrics. Pulls that are under way
 // keep what they began with.
 func (s *Service) Configure(ctx context.Context, cfg Config) error {
 	now := s.conf.Load()
 	cfg.OnChange, cfg.UserAgent, cfg.Metrics = now.OnChange, now.UserAgent, now.Metrics
-	if cfg.MaxConcurrentDownloads <= 0 {
-		cfg.MaxConcurrentDownloads = defaultDownloads
-	}
-	s.conf.Store(&settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)})
+	s.conf.Store(newSettings(cfg))
 	if s.catalog.Load() == nil {
 		return nil // Load will show the images with it
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -17,14 +16,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/extract"
 )
 
-const (
-	// labelUpperdir is the label by which the overlay snapshotter tells where a layer is.
-	labelUpperdir = "containerd.io/snapshot/overlay.upperdir"
-	// releaseTimeout bounds the clean-up after reading.
-	releaseTimeout = 30 * time.Second
-)
+// releaseTimeout bounds the clean-up after reading.
+const releaseTimeout = 30 * time.Second
 
 // Layer is one layer of an image, with the name of the snapshot that holds it and all below.
 type Layer struct {
@@ -46,7 +43,7 @@ func (s *Storage) Damaged(ctx context.Context, snapshotter string, layers []Laye
 		if err != nil {
 			return nil, fmt.Errorf("layer %s in %s: %w", l.ChainID, name, err)
 		}
-		dir := info.Labels[labelUpperdir]
+		dir := info.Labels[extract.FolderLabel]
 		if dir == "" {
 			continue
 		}
@@ -59,18 +56,14 @@ func (s *Storage) Damaged(ctx context.Context, snapshotter string, layers []Laye
 
 // Restore extracts the layer at position i again, in the place where its files were. All
 // below it must be whole.
-func (s *Storage) Restore(ctx context.Context, extract diff.Applier, snapshotter string, layers []Layer, i int) error {
+func (s *Storage) Restore(ctx context.Context, applier diff.Applier, snapshotter string, layers []Layer, i int) error {
 	sn, name, err := s.Snapshotter(snapshotter)
 	if err != nil {
 		return err
 	}
-	dirs := make([]string, 0, i+1) // topmost first
-	for j := i; j >= 0; j-- {
-		info, err := sn.Stat(ctx, layers[j].ChainID.String())
-		if err != nil {
-			return fmt.Errorf("layer %s in %s: %w", layers[j].ChainID, name, err)
-		}
-		dirs = append(dirs, info.Labels[labelUpperdir])
+	dirs, err := extract.Folders(ctx, sn, layers[i].ChainID.String())
+	if err != nil {
+		return fmt.Errorf("snapshotter %s: %w", name, err)
 	}
 	upper, lower := dirs[0], dirs[1:]
 	if upper == "" {
@@ -79,10 +72,10 @@ func (s *Storage) Restore(ctx context.Context, extract diff.Applier, snapshotter
 	if err := os.MkdirAll(upper, 0o755); err != nil {
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
-	if err := copyOwner(upper, lower); err != nil {
+	if err := extract.TakeOwner(upper, lower); err != nil {
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
-	got, err := extract.Apply(ctx, layers[i].Blob, directMount(upper, lower))
+	got, err := applier.Apply(ctx, layers[i].Blob, extract.Over(upper, lower))
 	if err == nil && got.Digest != layers[i].DiffID {
 		err = fmt.Errorf("content is %s, not %s: %w", got.Digest, layers[i].DiffID, errdefs.ErrDataLoss)
 	}
@@ -92,34 +85,6 @@ func (s *Storage) Restore(ctx context.Context, extract diff.Applier, snapshotter
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
 	return nil
-}
-
-// directMount describes layers to the applier, which then writes into upper without a mount.
-func directMount(upper string, lower []string) []mount.Mount {
-	if len(lower) == 0 {
-		return []mount.Mount{{Type: "bind", Source: upper, Options: []string{"rw", "rbind"}}}
-	}
-	return []mount.Mount{{
-		Type:    "overlay",
-		Source:  "overlay",
-		Options: []string{"upperdir=" + upper, "lowerdir=" + strings.Join(lower, ":")},
-	}}
-}
-
-// copyOwner gives a layer's root the owner that the layer below has, as a fresh snapshot gets.
-func copyOwner(upper string, lower []string) error {
-	if len(lower) == 0 {
-		return nil
-	}
-	fi, err := os.Stat(lower[0])
-	if err != nil {
-		return err
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return nil
-	}
-	return os.Lchown(upper, int(st.Uid), int(st.Gid))
 }
 
 // ReadOnly calls fn with the mounts that show the layers up to chainID for reading. They are
@@ -155,14 +120,9 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 
 // overlayReadOnly puts layers together without a record in the database.
 func overlayReadOnly(ctx context.Context, sn snapshots.Snapshotter, chainID string) ([]mount.Mount, error) {
-	var dirs []string
-	for parent := chainID; parent != ""; {
-		info, err := sn.Stat(ctx, parent)
-		if err != nil {
-			return nil, fmt.Errorf("layer %s: %w", parent, err)
-		}
-		dirs = append(dirs, info.Labels[labelUpperdir])
-		parent = info.Parent
+	dirs, err := extract.Folders(ctx, sn, chainID)
+	if err != nil {
+		return nil, err
 	}
 	if len(dirs) == 1 {
 		return []mount.Mount{{Type: "bind", Source: dirs[0], Options: []string{"ro", "rbind"}}}, nil

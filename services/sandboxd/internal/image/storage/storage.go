@@ -339,13 +339,8 @@ func (s *Storage) Snapshotters() []string {
 	return names
 }
 
-// Capabilities returns what the unpacker may ask of a snapshotter.
-func (s *Storage) Capabilities(name string) []string {
-	if name == Overlay {
-		return []string{snapshots.RebaseCap}
-	}
-	return nil
-}
+// Rebases says whether a snapshotter takes the layers of an image without those below them.
+func (s *Storage) Rebases(name string) bool { return name == Overlay }
 
 // Update runs fn with a context in which changes of images and content belong to one
 // durable transaction.

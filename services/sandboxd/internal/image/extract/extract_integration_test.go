@@ -1,6 +1,6 @@
 //go:build integration
 
-package storage
+package extract
 
 import (
 	"archive/tar"
@@ -72,11 +72,19 @@ func TestFoldersThatTurnIntoLinks(t *testing.T) {
 			}()
 			for range 4 {
 				// Whether it succeeds is a matter of luck.
-				_ = extract(t.Context(), directMount(upper, lower), bytes.NewReader(archive.Bytes()))
+				_ = extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes()))
 			}
 			close(stop)
 			if swaps := <-stopped; swaps == 0 {
 				t.Error("nothing was swapped")
+			}
+			for _, name := range []string{"below", "link"} {
+				if err := os.RemoveAll(filepath.Join(upper, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes())); err != nil {
+				t.Error(err)
 			}
 			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
 				t.Errorf("%d files outside: %v", len(left), err)
