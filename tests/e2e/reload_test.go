@@ -78,7 +78,7 @@ func TestConfigurationIsReadAnew(t *testing.T) {
 			c.Set("runtime.handlers.copy."+key, c.Get("runtime.handlers."+c.Get("runtime.default_handler").(string)+"."+key))
 		}
 		c.Set("runtime.ulimits.nofile", map[string]any{"soft": 777, "hard": 888})
-		c.Set("image.pinned_images", []string{"*busybox*"})
+		c.Set("image.pinned_images", []string{`/.*[/]busybox:.+/`})
 	})
 	s.hangup(testenv.Sandboxd, "configuration read anew")
 	check := func() {
@@ -88,7 +88,7 @@ func TestConfigurationIsReadAnew(t *testing.T) {
 		if got := fmt.Sprint(status.GetRuntimeHandlers()); !strings.Contains(got, "copy") {
 			t.Errorf("handlers: %s", got)
 		}
-		contains(t, status.GetInfo()["sandboxd"], "*busybox*")
+		contains(t, status.GetInfo()["sandboxd"], "[/]busybox:")
 		image, err := s.Images.ImageStatus(t.Context(), &criv1.ImageStatusRequest{Image: &criv1.ImageSpec{Image: busybox}})
 		must(t, err)
 		if !image.GetImage().GetPinned() {

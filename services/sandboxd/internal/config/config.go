@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -124,7 +125,7 @@ type Image struct {
 	VerifierDir            string          `toml:"verifier_dir" comment:"Folder of programs in the form of containerd's image verifiers, all of which must accept an image before its layers are pulled;\nif set and there is none, nothing is pulled. Empty: images are not verified."`
 	MaxVerifiers           int             `toml:"max_verifiers" comment:"Most programs that verifier_dir may have."`
 	VerifierTimeout        config.Duration `toml:"per_verifier_timeout" comment:"Limit of each verifier."`
-	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect."`
+	PinnedImages           []string        `toml:"pinned_images" comment:"Patterns of images that kubelet must not collect: full names with * for any characters, or a regular expression between slashes."`
 	DiscardLayers          bool            `toml:"discard_unpacked_layers" comment:"Keep the layers of an image only unpacked. A runtime handler with another snapshotter than the one that an image was pulled for needs a pull of its own then."`
 	KeyModel               string          `toml:"decryption_key_model" comment:"\"node\": stream processors are told what they need to decrypt a layer with keys of the node; empty: they are not."`
 	// ProxySnapshotters are snapshotters by their names.
@@ -328,7 +329,7 @@ func (i Image) Validate() error {
 		duration("pull_progress_timeout", i.PullProgressTimeout),
 		fetchBuffer(i.LayerFetchBuffer), optionalPath("auth_file", i.AuthFile), optionalPath("verifier_dir", i.VerifierDir),
 		positive("max_verifiers", i.MaxVerifiers), duration("per_verifier_timeout", i.VerifierTimeout),
-		oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))
+		checkPatterns("pinned_images", i.PinnedImages), oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))
 }
 
 // snapshotters are the names that there are; the empty one is the best that works.
@@ -353,6 +354,26 @@ func (c Config) checkSnapshotters() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(c.Runtime.Handlers)) {
 		errs = append(errs, oneOf("runtime.handlers."+name+".snapshotter", c.Runtime.Handlers[name].Snapshotter, c.Image.snapshotters()...))
+	}
+	return errors.Join(errs...)
+}
+
+// checkPatterns checks patterns of image names: those between slashes are regular expressions.
+func checkPatterns(key string, patterns []string) error {
+	var errs []error
+	for _, p := range patterns {
+		text, expression := strings.CutPrefix(p, "/")
+		if !expression {
+			continue
+		}
+		text, closed := strings.CutSuffix(text, "/")
+		_, err := regexp.Compile(text)
+		if !closed {
+			err = errors.New("the slash at the end is missing")
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %q: %w; write for example \"/quay\\.io/team/.*/\"", key, p, err))
+		}
 	}
 	return errors.Join(errs...)
 }

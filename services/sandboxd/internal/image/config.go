@@ -32,8 +32,8 @@ type Config struct {
 	Decode decode.Config
 	// Verifiers are asked at each pull.
 	Verifiers Verifiers
-	// PinnedImages are patterns of full image names (with * for any characters) that
-	// kubelet is asked to keep.
+	// PinnedImages are patterns of full image names that kubelet is asked to keep, see
+	// [ParsePattern].
 	PinnedImages []string
 	// Snapshotters names the snapshotter of runtime handlers that do not use the default.
 	Snapshotters map[string]string

@@ -57,23 +57,38 @@ func parseName(ref string) (reference.Named, error) {
 	return named, nil
 }
 
-// wildcards matches names against patterns in which * stands for any characters.
-type wildcards []*regexp.Regexp
+// patterns match names of images.
+type patterns []*regexp.Regexp
 
-func newWildcards(patterns []string) wildcards {
-	out := make(wildcards, 0, len(patterns))
-	for _, p := range patterns {
-		parts := strings.Split(p, "*")
-		for i := range parts {
-			parts[i] = regexp.QuoteMeta(parts[i])
+// newPatterns understands patterns of [Config.PinnedImages]. One that is no regular expression is
+// taken by its characters.
+func newPatterns(texts []string) patterns {
+	out := make(patterns, 0, len(texts))
+	for _, text := range texts {
+		re, err := ParsePattern(text)
+		if err != nil {
+			re = regexp.MustCompile("^" + regexp.QuoteMeta(text) + "$")
 		}
-		out = append(out, regexp.MustCompile("^"+strings.Join(parts, ".*")+"$"))
+		out = append(out, re)
 	}
 	return out
 }
 
-func (w wildcards) match(names ...string) bool {
-	return slices.ContainsFunc(w, func(re *regexp.Regexp) bool {
+// ParsePattern understands a pattern of whole names: a regular expression between slashes, or a
+// text in which * stands for any characters.
+func ParsePattern(text string) (*regexp.Regexp, error) {
+	if len(text) > 1 && strings.HasPrefix(text, "/") && strings.HasSuffix(text, "/") {
+		return regexp.Compile("^(?:" + text[1:len(text)-1] + ")$")
+	}
+	parts := strings.Split(text, "*")
+	for i := range parts {
+		parts[i] = regexp.QuoteMeta(parts[i])
+	}
+	return regexp.Compile("^" + strings.Join(parts, ".*") + "$")
+}
+
+func (p patterns) match(names ...string) bool {
+	return slices.ContainsFunc(p, func(re *regexp.Regexp) bool {
 		return slices.ContainsFunc(names, re.MatchString)
 	})
 }

@@ -41,16 +41,28 @@ func FuzzParseQuery(f *testing.F) {
 	})
 }
 
-func TestWildcards(t *testing.T) {
-	w := newWildcards([]string{"registry.k8s.io/pause:*", "*/exact:1", "a.b/c:1"})
+func TestPatterns(t *testing.T) {
+	p := newPatterns([]string{
+		"registry.k8s.io/pause:*", "*/exact:1", "a.b/c:1", "*keyword*",
+		`/quay\.io/(cilium|calico)/.*:v[0-9]+/`, "/ghcr.io/a|ghcr.io/b/", "/[/",
+	})
 	for name, want := range map[string]bool{
 		"registry.k8s.io/pause:3.10": true,
 		"registry.k8s.io/other:1":    false,
 		"docker.io/x/exact:1":        true,
 		"docker.io/x/exact:12":       false,
 		"axb/c:1":                    false,
+		"docker.io/a-keyword/b:1":    true,
+		"quay.io/cilium/agent:v1":    true,
+		"quay.io/cilium/agent:1":     false,
+		"quayxio/cilium/agent:v1":    false,
+		"x.quay.io/cilium/agent:v1":  false,
+		"quay.io/cilium/agent:v1-rc": false,
+		"ghcr.io/b":                  true,
+		"ghcr.io/ab":                 false,
+		"/[/":                        true,
 	} {
-		if got := w.match("other", name); got != want {
+		if got := p.match("other", name); got != want {
 			t.Errorf("%q: %v", name, got)
 		}
 	}

@@ -62,7 +62,7 @@ func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer,
 type settings struct {
 	Config
 
-	pinned wildcards
+	pinned patterns
 }
 
 func newSettings(cfg Config) *settings {
@@ -71,7 +71,7 @@ func newSettings(cfg Config) *settings {
 			*n = defaultLayers
 		}
 	}
-	return &settings{Config: cfg, pinned: newWildcards(cfg.PinnedImages)}
+	return &settings{Config: cfg, pinned: newPatterns(cfg.PinnedImages)}
 }
 
 // Configure changes the configuration, but for OnChange, UserAgent and Metrics. Pulls that are under way
