@@ -87,26 +87,27 @@ func Run(ctx context.Context, cfg config.Config, stderr io.Writer, again reload.
 
 // App is the process, put together but not started.
 type App struct {
-	cfg       config.Config
-	tel       *telemetry.Telemetry
-	reserve   *reserve.Reserve
-	store     *store.Store
-	storage   *storage.Storage
-	images    *image.Service
-	shims     *shim.Manager
-	streams   streams
-	network   *network.CNI
-	engine    *engine.Engine
-	hints     *hints.Server
-	publisher *busevents.Publisher
-	relay     *outbox.Relay
-	passing   *outbox.Passing // events that need not arrive
-	server    *rpc.Server
-	cadvisor  *rpc.Server // nil unless configured
-	work      *api.Work
-	host      host.Facts
-	cgroups   *stats.Reader
-	rootfs    *rootfs.Rootfs
+	cfg          config.Config
+	tel          *telemetry.Telemetry
+	reserve      *reserve.Reserve
+	store        *store.Store
+	storage      *storage.Storage
+	imageMetrics *image.Metrics
+	images       *image.Service
+	shims        *shim.Manager
+	streams      streams
+	network      *network.CNI
+	engine       *engine.Engine
+	hints        *hints.Server
+	publisher    *busevents.Publisher
+	relay        *outbox.Relay
+	passing      *outbox.Passing // events that need not arrive
+	server       *rpc.Server
+	cadvisor     *rpc.Server // nil unless configured
+	work         *api.Work
+	host         host.Facts
+	cgroups      *stats.Reader
+	rootfs       *rootfs.Rootfs
 	// layerUsage remembers what writable layers take.
 	layerUsage *layerusage.Cache
 	classes    *classes.Classes
@@ -138,8 +139,9 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 		return nil, err
 	}
 	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
+	a.imageMetrics = image.NewMetrics(tel.Registry)
 	a.storage, err = storage.Open(ctx, storage.Config{
-		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Proxies: proxySnapshotters(cfg),
+		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Proxies: proxySnapshotters(cfg), Collected: a.imageMetrics.Collected,
 	}, tel.Log)
 	if err != nil {
 		return nil, err
@@ -217,7 +219,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		StdinClosed: func(ctx context.Context, id string) { a.engine.Exec.CloseStdin(ctx, id) },
 	}, tel.Log), cfg.Logs.MaxLineSize.Int())
 	images := imageConfig(cfg, a.imageChanged)
-	images.Metrics = image.NewMetrics(tel.Registry)
+	images.Metrics = a.imageMetrics
 	a.images = image.New(images, a.storage, tel.Log, tel.Tracer,
 		func(ctx context.Context, id string) []string { return a.engine.Views.ImageUsers(ctx, id) })
 	a.engine = engine.New(ctx, engine.Config{

@@ -12,16 +12,15 @@ import (
 )
 
 // probeFeatures asks the shims of all handlers what they can do, side by side. A feature
-// needs the runtime and the kernel; a handler whose shim does not tell has none.
+// needs the runtime, the kernel and the file system of the handler's snapshotter; a handler whose shim does not tell has none.
 func (a *App) probeFeatures(ctx context.Context, cfg config.Config) map[string]*criv1.RuntimeHandlerFeatures {
 	var mu sync.Mutex // guards out
 	out := map[string]*criv1.RuntimeHandlerFeatures{}
-	mapsIDs := a.rootfs.MapsIDs()
 	var wg sync.WaitGroup
 	for name, h := range handlers(cfg).ByName {
 		wg.Go(func() {
 			f := a.handlerFeatures(ctx, h)
-			f.UserNamespaces = f.GetUserNamespaces() && mapsIDs
+			f.UserNamespaces = f.GetUserNamespaces() && a.rootfs.MapsIDs(h.Snapshotter)
 			mu.Lock()
 			defer mu.Unlock()
 			out[name] = f

@@ -59,10 +59,9 @@ func NetworkConfig(cfg config.Config) network.Config {
 func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic string, event any)) image.Config {
 	snapshotters := map[string]string{}
 	for name, h := range cfg.Runtime.Handlers {
-		if h.Snapshotter != "" {
-			snapshotters[name] = h.Snapshotter
-		}
+		snapshotters[name] = h.Snapshotter
 	}
+	snapshotters[""] = snapshotters[cfg.Runtime.DefaultHandler]
 	return image.Config{
 		HostDirs: cfg.Image.RegistryConfig, AuthFile: cfg.Image.AuthFile, MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads, MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,

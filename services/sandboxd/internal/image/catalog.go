@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
@@ -166,9 +167,14 @@ func readContents(ctx context.Context, store content.Store, root ocispec.Descrip
 	return newContents(path, data)
 }
 
+// localDocument reads documents on the node. Of indexes within others only that is kept on which the
+// image was found.
 func localDocument(store content.Store) func(context.Context, ocispec.Descriptor) (registry.Document, error) {
 	return func(ctx context.Context, desc ocispec.Descriptor) (registry.Document, error) {
 		data, err := content.ReadBlob(ctx, store, ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size})
+		if errdefs.IsNotFound(err) && images.IsIndexType(desc.MediaType) {
+			return registry.Document{}, registry.NewForeign(err)
+		}
 		if err != nil {
 			return registry.Document{}, fmt.Errorf("manifest: %w", err)
 		}

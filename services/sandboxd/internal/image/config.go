@@ -35,7 +35,8 @@ type Config struct {
 	// PinnedImages are patterns of full image names that kubelet is asked to keep, see
 	// [ParsePattern].
 	PinnedImages []string
-	// Snapshotters names the snapshotter of runtime handlers that do not use the default.
+	// Snapshotters names the snapshotter of each runtime handler, and with "" that of the default
+	// one; an empty snapshotter is the default.
 	Snapshotters map[string]string
 	// Metrics, if set, are told of pulls.
 	Metrics *Metrics

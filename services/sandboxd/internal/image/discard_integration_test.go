@@ -180,3 +180,36 @@ func TestDiscardedLayersForAnotherSnapshotter(t *testing.T) {
 	}
 	n.wantLayers(img, 0)
 }
+
+// A pull is for the handler that it names, an unknown one is refused, and no name is the default one.
+func TestHandlersOfImages(t *testing.T) {
+	n := newNode(t, func(c *Config, _ *storage.Config) {
+		c.Snapshotters = map[string]string{"": storage.Native, "copies": storage.Native, "plain": ""}
+	})
+	reg := imagetest.NewRegistry(t)
+	ref := reg.Push(t, "app:1", someImage(t, "x"))
+	unknown := &criv1.ImageSpec{Image: ref, RuntimeHandler: "nobody"}
+	if _, err := n.Pull(t.Context(), unknown, nil, nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "copies, plain") {
+		t.Errorf("pull for an unknown handler: %v", err)
+	}
+	if _, _, err := n.Status(t.Context(), unknown, false); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("status for an unknown handler: %v", err)
+	}
+	n.mustPull(ref)
+	if img, err := n.Resolve(t.Context(), ref); err != nil || img.Snapshotter != storage.Native {
+		t.Errorf("pulled for the default handler: %+v, %v", img, err)
+	}
+	if got, _, err := n.Status(t.Context(), &criv1.ImageSpec{Image: ref, RuntimeHandler: "plain"}, false); got != nil || err != nil {
+		t.Errorf("shown for another handler before it was pulled for that: %v, %v", got, err)
+	}
+	if _, err := n.Pull(t.Context(), &criv1.ImageSpec{Image: ref, RuntimeHandler: "plain"}, nil, nil); err != nil {
+		t.Error(err)
+	}
+	if got, _, err := n.Status(t.Context(), &criv1.ImageSpec{Image: ref, RuntimeHandler: "plain"}, false); got == nil || err != nil {
+		t.Errorf("not shown for the handler that it was pulled for: %v, %v", got, err)
+	}
+	if err := n.Remove(t.Context(), unknown); err != nil {
+		t.Errorf("removal for a handler that is gone: %v", err)
+	}
+	n.wantEmpty()
+}

@@ -14,6 +14,8 @@ type Metrics struct {
 	throughput prometheus.Histogram
 	bytes      *prometheus.CounterVec // by origin
 	layers     *prometheus.CounterVec // by origin
+	collected  *prometheus.CounterVec // by result
+	collecting prometheus.Histogram
 }
 
 // Where layers come from.
@@ -45,11 +47,28 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		layers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crisp_sandboxd_image_layers_total", Help: "Layers of successful pulls, by whether they were fetched or there already.",
 		}, []string{"origin"}),
+		collected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "crisp_sandboxd_image_collections_total", Help: "Collections of blobs and layers that nothing needs, by result: failed ones have left something.",
+		}, []string{"result"}),
+		collecting: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "crisp_sandboxd_image_collection_duration_seconds", Help: "Time that collections took.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
+		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.running, m.ended, m.seconds, m.throughput, m.bytes, m.layers)
+		reg.MustRegister(m.running, m.ended, m.seconds, m.throughput, m.bytes, m.layers, m.collected, m.collecting)
 	}
 	return m
+}
+
+// Collected counts a collection of the storage.
+func (m *Metrics) Collected(took time.Duration, err error) {
+	result := "done"
+	if err != nil {
+		result = "failed"
+	}
+	m.collected.WithLabelValues(result).Inc()
+	m.collecting.Observe(took.Seconds())
 }
 
 // begin counts a pull; what it returns is called with its outcome.

@@ -8,6 +8,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/prometheus/client_golang/prometheus"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
@@ -44,7 +45,8 @@ func values(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
 
 func TestPullMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	n := newNode(t, func(c *Config, _ *storage.Config) { c.Metrics = NewMetrics(reg) })
+	metrics := NewMetrics(reg)
+	n := newNode(t, func(c *Config, sc *storage.Config) { c.Metrics, sc.Collected = metrics, metrics.Collected })
 	source := imagetest.NewRegistry(t)
 	base := imagetest.Layer(t, imagetest.File{Name: "base", Body: strings.Repeat("base", 10_000)})
 	top := func(mark string) v1.Layer { return imagetest.Layer(t, imagetest.File{Name: "top", Body: mark}) }
@@ -74,5 +76,13 @@ func TestPullMetrics(t *testing.T) {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v, want %v", name, v, want)
 		}
+	}
+	before := values(t, reg)
+	if err := n.Remove(t.Context(), &criv1.ImageSpec{Image: again}); err != nil {
+		t.Fatal(err)
+	}
+	after := values(t, reg)
+	if after["collections_total done"] <= before["collections_total done"] || after["collections_total failed"] != 0 || after["collection_duration_seconds"] == 0 {
+		t.Errorf("collections: %v, before %v", after, before)
 	}
 }

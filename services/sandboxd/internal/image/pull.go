@@ -72,7 +72,11 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 	if err != nil {
 		return "", err
 	}
-	req := request{name: name, creds: creds, snapshotter: s.snapshotter(spec)}
+	snapshotter, err := s.snapshotter(spec)
+	if err != nil {
+		return "", err
+	}
+	req := request{name: name, creds: creds, snapshotter: snapshotter}
 	return s.pulls.do(ctx, req.key(), func(ctx context.Context) (string, error) {
 		ctx, span := s.tracer.Start(ctx, "sandboxd.image.pull", trace.WithAttributes(attribute.String("image", name.String())))
 		defer span.End()

@@ -13,6 +13,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -129,11 +132,15 @@ func (s *Service) List(_ context.Context, filter *criv1.ImageFilter) ([]*criv1.I
 // image is nil if the node does not have it whole. It must not be changed.
 // Errors: ErrInvalidArgument, ErrUnavailable if its snapshotter is away.
 func (s *Service) Status(ctx context.Context, spec *criv1.ImageSpec, verbose bool) (*criv1.Image, map[string]string, error) {
+	snapshotter, err := s.snapshotter(spec)
+	if err != nil {
+		return nil, nil, err
+	}
 	e, err := s.lookup(spec.GetImage())
 	if err != nil || e == nil {
 		return nil, nil, err
 	}
-	err = s.check(ctx, e, s.snapshotter(spec))
+	err = s.check(ctx, e, snapshotter)
 	switch {
 	case errdefs.IsUnavailable(err):
 		return nil, nil, fmt.Errorf("image %q: %w", spec.GetImage(), err)
@@ -190,6 +197,9 @@ func (s *Service) whole(ctx context.Context, e *entry) (string, error) {
 		return name, nil
 	}
 	for _, other := range s.conf.Load().Snapshotters {
+		if other == "" || other == name {
+			continue
+		}
 		otherErr := s.check(ctx, e, other)
 		if otherErr == nil {
 			return other, nil
@@ -238,11 +248,18 @@ func (s *Service) check(ctx context.Context, e *entry, snapshotter string) error
 }
 
 // snapshotter returns the snapshotter of the runtime handler that an image is for.
-func (s *Service) snapshotter(spec *criv1.ImageSpec) string {
-	if name := s.conf.Load().Snapshotters[spec.GetRuntimeHandler()]; name != "" {
-		return name
+// Errors: ErrInvalidArgument if there is no such handler.
+func (s *Service) snapshotter(spec *criv1.ImageSpec) (string, error) {
+	handlers, asked := s.conf.Load().Snapshotters, spec.GetRuntimeHandler()
+	name, known := handlers[asked]
+	switch {
+	case name != "":
+		return name, nil
+	case known || asked == "":
+		return s.st.DefaultSnapshotter(), nil
 	}
-	return s.st.DefaultSnapshotter()
+	return "", fmt.Errorf("image.runtime_handler %q is not configured, known are %s: %w",
+		asked, strings.TrimPrefix(strings.Join(slices.Sorted(maps.Keys(handlers)), ", "), ", "), errdefs.ErrInvalidArgument)
 }
 
 // Usage returns the use of the file systems that hold image layers and of those that hold

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"os"
 	"slices"
 	"strings"
 
@@ -60,28 +61,36 @@ func mountReadOnly(mounts []mount.Mount, target string) error {
 	return nil
 }
 
-// MapsIDs says whether the kernel can show the layers of the default snapshotter, and the
-// files beside them, with the ids of a user namespace.
-func (r *Rootfs) MapsIDs() bool {
+// MapsIDs says whether the kernel can show the layers of a snapshotter (empty for the default one),
+// and the files beside them, with the ids of a user namespace. Of a snapshotter in another process
+// it is the file system with its folder that counts.
+func (r *Rootfs) MapsIDs(snapshotter string) bool {
 	const some = "0:1000:1000"
 	ns, err := mount.GetUsernsFD(some, some)
 	if err != nil {
 		return false
 	}
 	defer ns.Close()
-	name := r.st.DefaultSnapshotter()
-	tree, err := unix.OpenTree(unix.AT_FDCWD, r.st.Mountpoint(name), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if snapshotter == "" {
+		snapshotter = r.st.DefaultSnapshotter()
+	}
+	if !mapsIDs(r.st.Mountpoint(r.st.DefaultSnapshotter()), ns) || !mapsIDs(r.st.Mountpoint(snapshotter), ns) {
+		return false
+	}
+	if snapshotter == storage.Native {
+		return true
+	}
+	ok, err := overlayutils.SupportsIDMappedMounts()
+	return err == nil && ok
+}
+
+// mapsIDs says whether the file system with a folder can be shown with the ids of a user namespace.
+func mapsIDs(folder string, ns *os.File) bool {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, folder, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(tree)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}
-	if unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr) != nil {
-		return false
-	}
-	if name != storage.Overlay {
-		return true
-	}
-	ok, err := overlayutils.SupportsIDMappedMounts()
-	return err == nil && ok
+	return unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr) == nil
 }

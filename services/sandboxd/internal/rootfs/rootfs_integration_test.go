@@ -130,3 +130,23 @@ func testRootfs(t *testing.T, snapshotter string) {
 		t.Error("a mount was left")
 	}
 }
+
+// User namespaces need the file system on which the snapshotter of a handler keeps its layers.
+func TestMapsIDsBySnapshotter(t *testing.T) {
+	root := t.TempDir()
+	st, err := storage.Open(t.Context(), storage.Config{Root: root, Proxies: map[string]storage.Proxy{
+		"beside":    {Socket: filepath.Join(root, "no.sock")},
+		"elsewhere": {Socket: filepath.Join(root, "no.sock"), Root: "/proc/self"},
+	}}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	r := New(st)
+	if r.MapsIDs("elsewhere") {
+		t.Error("a file system that cannot shift ids is said to")
+	}
+	if beside, standard := r.MapsIDs("beside"), r.MapsIDs(""); beside != standard {
+		t.Errorf("on the file system of the images: %v, and %v for the default snapshotter", beside, standard)
+	}
+}

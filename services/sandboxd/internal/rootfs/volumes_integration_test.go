@@ -199,7 +199,7 @@ func TestMappedOwners(t *testing.T) {
 				ctx := t.Context()
 				n := newNode(t, snapshotter, v1.Config{}, layers...)
 				v, r := NewVolumes(n.st, t.TempDir()), New(n.st)
-				if !r.MapsIDs() {
+				if !r.MapsIDs("") {
 					t.Skip("the kernel does not map ids here")
 				}
 				plain, err := v.Mount(ctx, "s1", "c1", n.img, pod.IDMap{}, "")

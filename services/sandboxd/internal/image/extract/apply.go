@@ -148,7 +148,7 @@ func judge(ctx context.Context, err error) error {
 // layersFault says that the kernel refused names or kinds of a layer, not the work as such.
 func layersFault(errno syscall.Errno) bool {
 	switch errno {
-	case syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR, syscall.ENOENT, syscall.EINVAL:
+	case syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR, syscall.ENOENT, syscall.EINVAL, syscall.E2BIG, syscall.ERANGE:
 		return true
 	default:
 		return false

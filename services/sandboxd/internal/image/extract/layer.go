@@ -96,6 +96,9 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
 		return false, nil
 	}
+	if h.Typeflag == tar.TypeCont || h.Typeflag == tar.TypeGNUSparse {
+		h.Typeflag = tar.TypeReg // a file all the same; its holes are read as zeros
+	}
 	if h.Typeflag == tar.TypeLink && l.overlay {
 		if err := l.reach(filepath.Join(layerRoot, h.Linkname)); err != nil {
 			return false, fmt.Errorf("hard link %q to %q: %w", h.Name, h.Linkname, err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -188,6 +190,7 @@ func checkManifest(m *ocispec.Manifest) error {
 	if m.Config.Size > maxConfig {
 		return fmt.Errorf("image configuration has %d bytes, more than %d: %w", m.Config.Size, maxConfig, errdefs.ErrInvalidArgument)
 	}
+	sizes := map[digest.Digest]int64{m.Config.Digest: m.Config.Size}
 	for i := range m.Layers {
 		if !images.IsLayerType(m.Layers[i].MediaType) {
 			return fmt.Errorf("layer of unknown type %q: %w", m.Layers[i].MediaType, errdefs.ErrInvalidArgument)
@@ -195,6 +198,11 @@ func checkManifest(m *ocispec.Manifest) error {
 		if err := clean(&m.Layers[i]); err != nil {
 			return err
 		}
+		l := m.Layers[i]
+		if size, known := sizes[l.Digest]; known && size != l.Size {
+			return fmt.Errorf("blob %s has size %d and %d: %w", l.Digest, size, l.Size, errdefs.ErrInvalidArgument)
+		}
+		sizes[l.Digest] = l.Size
 	}
 	return nil
 }
@@ -235,33 +243,48 @@ func Candidates(index *ocispec.Index, platform platforms.MatchComparer) []ocispe
 }
 
 // Tree finds the image for a platform below a root, which may be a manifest or an index. The
-// documents are returned from the root down; the last is the image's manifest. get delivers
-// a document, from the node or from the registry. Errors: those of get, ErrNotFound if there
-// is no image for the platform.
+// documents are returned from the root down; the last is the image's manifest. An index within
+// another that says no platform of its own may turn out to have none that fits: the next one is
+// looked into then. get delivers a document, from the node or from the registry. Errors: those of
+// get, ErrNotFound if there is no image for the platform.
 func Tree(ctx context.Context, root ocispec.Descriptor, platform platforms.MatchComparer, get func(context.Context, ocispec.Descriptor) (Document, error)) ([]Document, error) {
+	return tree(ctx, root, platform, get, 0)
+}
+
+func tree(ctx context.Context, root ocispec.Descriptor, platform platforms.MatchComparer, get func(context.Context, ocispec.Descriptor) (Document, error), depth int) ([]Document, error) {
 	doc, err := get(ctx, root)
 	if err != nil {
 		return nil, err
 	}
-	path := []Document{doc}
-	for doc.Index != nil {
-		if len(path) > MaxDepth {
-			return nil, fmt.Errorf("index %s is nested too deeply: %w", root.Digest, errdefs.ErrInvalidArgument)
-		}
-		fit := Candidates(doc.Index, platform)
-		if len(fit) == 0 {
-			return nil, fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)
-		}
-		if fit[0].Size <= 0 {
-			return nil, fmt.Errorf("index %s: manifest %s has size %d: %w", doc.Desc.Digest, fit[0].Digest, fit[0].Size, errdefs.ErrInvalidArgument)
-		}
-		if doc, err = get(ctx, fit[0]); err != nil {
-			return nil, err
-		}
-		path = append(path, doc)
+	if doc.Index == nil {
+		return []Document{doc}, nil
 	}
-	return path, nil
+	if depth >= MaxDepth {
+		return nil, fmt.Errorf("index %s is nested too deeply: %w", root.Digest, errdefs.ErrInvalidArgument)
+	}
+	none := Foreign{fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)}
+	for _, fit := range Candidates(doc.Index, platform) {
+		if fit.Size <= 0 {
+			return nil, fmt.Errorf("index %s: manifest %s has size %d: %w", doc.Desc.Digest, fit.Digest, fit.Size, errdefs.ErrInvalidArgument)
+		}
+		path, err := tree(ctx, fit, platform, get, depth+1)
+		if _, ok := errors.AsType[Foreign](err); ok {
+			continue
+		}
+		return append([]Document{doc}, path...), err
+	}
+	return nil, none
 }
+
+// Foreign is an error of [Tree], and of its get, that says that there is no image for the platform
+// below an index.
+type Foreign struct{ error }
+
+// NewForeign returns the error with its reason.
+func NewForeign(reason error) error { return Foreign{reason} }
+
+// Unwrap returns the reason.
+func (f Foreign) Unwrap() error { return f.error }
 
 // ParseConfig checks an image configuration against its descriptor and parses it.
 // Errors: ErrDataLoss, ErrInvalidArgument.
@@ -272,6 +295,9 @@ func ParseConfig(desc ocispec.Descriptor, data []byte) (ocispec.Image, error) {
 	}
 	if err := json.Unmarshal(data, &img); err != nil {
 		return img, fmt.Errorf("image configuration %s: %w: %w", desc.Digest, err, errdefs.ErrInvalidArgument)
+	}
+	if t := img.RootFS.Type; t != "" && t != "layers" {
+		return img, fmt.Errorf("image configuration %s: root file system of type %q: %w", desc.Digest, t, errdefs.ErrInvalidArgument)
 	}
 	for _, d := range img.RootFS.DiffIDs {
 		if err := d.Validate(); err != nil {

@@ -65,6 +65,8 @@ type Config struct {
 	Snapshotter string
 	// Proxies are snapshotters in other processes by their names.
 	Proxies map[string]Proxy
+	// Collected, if set, is told of each collection.
+	Collected func(took time.Duration, err error)
 }
 
 // Proxy is a snapshotter in another process.
@@ -128,7 +130,14 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err er
 		s.log.WarnContext(ctx, "what interrupted pulls have left is not removed", slog.Any("error", err))
 	}
 	s.makeReserve(ctx)
-	s.collect = startCollector(context.WithoutCancel(ctx), s.collectNow, log)
+	s.collect = startCollector(context.WithoutCancel(ctx), func(ctx context.Context) error {
+		begun := time.Now()
+		err := s.collectNow(ctx)
+		if cfg.Collected != nil && ctx.Err() == nil {
+			cfg.Collected(time.Since(begun), err)
+		}
+		return err
+	}, log)
 	return s, nil
 }
 
