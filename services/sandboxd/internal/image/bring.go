@@ -205,7 +205,7 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 	if _, waitErr := u.Wait(); err == nil {
 		err = waitErr
 	}
-	if cause, ok := errors.AsType[extractFailure](context.Cause(work)); ok && ctx.Err() == nil {
+	if cause, ok := errors.AsType[layerError](context.Cause(work)); ok && ctx.Err() == nil {
 		err = cause
 	}
 	return extractionError(registry.Failed(ctx, err))

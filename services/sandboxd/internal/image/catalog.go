@@ -173,7 +173,7 @@ func localDocument(store content.Store) func(context.Context, ocispec.Descriptor
 	return func(ctx context.Context, desc ocispec.Descriptor) (registry.Document, error) {
 		data, err := content.ReadBlob(ctx, store, ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size})
 		if errdefs.IsNotFound(err) && images.IsIndexType(desc.MediaType) {
-			return registry.Document{}, registry.NewForeign(err)
+			return registry.Document{}, registry.NewForeignError(err)
 		}
 		if err != nil {
 			return registry.Document{}, fmt.Errorf("manifest: %w", err)

@@ -109,7 +109,7 @@ func TestOddDocuments(t *testing.T) {
 		change(&l)
 		return manifest(good.Config, l)
 	}
-	var deep ocispec.Descriptor = right
+	deep := right
 	for range 6 {
 		deep = s.document(sha256, "deep", indexType, index(deep))
 	}

@@ -192,17 +192,17 @@ type failing struct {
 func (f failing) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	got, err := f.Applier.Apply(ctx, desc, mounts, opts...)
 	if err != nil {
-		err = extractFailure{fmt.Errorf("layer %s (%s): %w", desc.Digest, desc.MediaType, err)}
+		err = layerError{fmt.Errorf("layer %s (%s): %w", desc.Digest, desc.MediaType, err)}
 		f.end(err)
 	}
 	return got, err
 }
 
-// extractFailure is why a layer could not be extracted.
-type extractFailure struct{ error }
+// layerError is why a layer could not be extracted.
+type layerError struct{ error }
 
 // Unwrap returns the reason.
-func (f extractFailure) Unwrap() error { return f.error }
+func (f layerError) Unwrap() error { return f.error }
 
 // Apply implements diff.Applier.
 func (a applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {

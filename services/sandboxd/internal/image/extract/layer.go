@@ -100,7 +100,7 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 		h.Typeflag = tar.TypeReg // a file all the same; its holes are read as zeros
 	}
 	if h.Typeflag == tar.TypeLink && l.overlay {
-		if err := l.reach(filepath.Join(layerRoot, h.Linkname)); err != nil {
+		if err := l.reach(filepath.Join(layerRoot, h.Linkname)); err != nil { //nolint:gosec // as below
 			return false, fmt.Errorf("hard link %q to %q: %w", h.Name, h.Linkname, err)
 		}
 	}

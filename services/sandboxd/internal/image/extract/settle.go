@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -168,22 +167,12 @@ func TakeOwner(folder string, lower []string) error {
 
 // empty removes what is in a folder.
 func empty(folder string) error {
-	root, err := os.OpenRoot(folder)
+	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return err
 	}
-	defer root.Close()
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	names, err := dir.Readdirnames(-1)
-	_ = dir.Close() // only read from
-	for _, name := range names {
-		if strings.Trim(name, ".") == "" {
-			continue
-		}
-		err = errors.Join(err, root.RemoveAll(name))
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, e.Name())))
 	}
 	return err
 }

@@ -262,13 +262,13 @@ func tree(ctx context.Context, root ocispec.Descriptor, platform platforms.Match
 	if depth >= MaxDepth {
 		return nil, fmt.Errorf("index %s is nested too deeply: %w", root.Digest, errdefs.ErrInvalidArgument)
 	}
-	none := Foreign{fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)}
+	none := ForeignError{fmt.Errorf("index %s has no image for %s: %w", doc.Desc.Digest, platforms.DefaultString(), errdefs.ErrNotFound)}
 	for _, fit := range Candidates(doc.Index, platform) {
 		if fit.Size <= 0 {
 			return nil, fmt.Errorf("index %s: manifest %s has size %d: %w", doc.Desc.Digest, fit.Digest, fit.Size, errdefs.ErrInvalidArgument)
 		}
 		path, err := tree(ctx, fit, platform, get, depth+1)
-		if _, ok := errors.AsType[Foreign](err); ok {
+		if _, ok := errors.AsType[ForeignError](err); ok {
 			continue
 		}
 		return append([]Document{doc}, path...), err
@@ -276,15 +276,15 @@ func tree(ctx context.Context, root ocispec.Descriptor, platform platforms.Match
 	return nil, none
 }
 
-// Foreign is an error of [Tree], and of its get, that says that there is no image for the platform
+// ForeignError is an error of [Tree], and of its get, that says that there is no image for the platform
 // below an index.
-type Foreign struct{ error }
+type ForeignError struct{ error }
 
-// NewForeign returns the error with its reason.
-func NewForeign(reason error) error { return Foreign{reason} }
+// NewForeignError returns the error with its reason.
+func NewForeignError(reason error) error { return ForeignError{reason} }
 
 // Unwrap returns the reason.
-func (f Foreign) Unwrap() error { return f.error }
+func (f ForeignError) Unwrap() error { return f.error }
 
 // ParseConfig checks an image configuration against its descriptor and parses it.
 // Errors: ErrDataLoss, ErrInvalidArgument.
