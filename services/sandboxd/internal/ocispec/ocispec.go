@@ -135,8 +135,9 @@ func (r Result) Undo() {
 
 // Builder makes specifications under fixed policies on one host.
 type Builder struct {
-	host host.Facts
-	opts Options
+	host    host.Facts
+	opts    Options
+	sources mount.Sources
 }
 
 // New returns a builder.
@@ -174,7 +175,10 @@ func (b *Builder) security() security.Policy {
 }
 
 func (b *Builder) mountPolicy() mount.Policy {
-	return mount.Policy{Security: b.security(), RejectMissing: b.opts.RejectMissingMountSources, RejectPaths: b.opts.RejectPaths, Defaults: b.opts.Mounts}
+	return mount.Policy{
+		Security: b.security(), RejectMissing: b.opts.RejectMissingMountSources, RejectPaths: b.opts.RejectPaths,
+		Sources: &b.sources, Defaults: b.opts.Mounts,
+	}
 }
 
 // Build makes the specification of a container. After an error nothing is left behind.

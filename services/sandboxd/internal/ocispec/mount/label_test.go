@@ -48,7 +48,7 @@ func TestSourcesAreRelabelled(t *testing.T) {
 		"privileged": {true, &criv1.SELinuxOption{Level: "s0"}, nil},
 	} {
 		l := &labels{}
-		p := Policy{Security: security.Policy{Host: host.Facts{SELinux: true}, Labels: l}}
+		p := Policy{Security: security.Policy{Host: host.Facts{SELinux: true}, Labels: l}, Sources: &Sources{}}
 		_, err := p.Set(&specs.Spec{Linux: &specs.Linux{}}, Request{
 			Config: &criv1.ContainerConfig{
 				Linux: &criv1.LinuxContainerConfig{SecurityContext: &criv1.LinuxContainerSecurityContext{Privileged: tt.privileged}},

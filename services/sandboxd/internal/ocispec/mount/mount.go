@@ -31,6 +31,8 @@ type Policy struct {
 	RejectPaths   []string
 	// Defaults are read-only mounts of every container. Those of requests and images win.
 	Defaults []Default
+	// Sources looks for sources; it must be set.
+	Sources *Sources
 }
 
 // Default is a mount that every container has.
@@ -62,7 +64,7 @@ type Request struct {
 // Set sets the mounts of a specification that has its mappings of users already. It returns the
 // folders that were made for missing sources, parents last, also with an error. Errors:
 // ErrInvalidArgument, ErrFailedPrecondition for what the host cannot do, ErrNotFound for a
-// missing source.
+// missing source, ErrUnavailable for one that hangs.
 func (p Policy) Set(spec *specs.Spec, req Request) (created []string, err error) {
 	d := &draft{Policy: p, in: req, spec: spec, sc: req.Config.GetLinux().GetSecurityContext()}
 	err = d.mounts()
@@ -302,11 +304,13 @@ func (d *draft) source(m *criv1.Mount) (string, error) {
 	if !filepath.IsAbs(host) {
 		return "", fmt.Errorf("host path %q is not absolute: %w", host, errdefs.ErrInvalidArgument)
 	}
-	followed, err := filepath.EvalSymlinks(host)
-	if err == nil {
+	followed, err := d.Sources.follow(host, answerTime)
+	switch {
+	case err == nil:
 		return followed, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	case errdefs.IsUnavailable(err):
+		return "", fmt.Errorf("host path %q: %w", host, err)
+	case !errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("host path %q: %w: %w", host, err, errdefs.ErrFailedPrecondition)
 	}
 	if _, err := os.Lstat(host); err == nil {
