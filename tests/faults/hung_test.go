@@ -68,3 +68,27 @@ func TestHungVolumeHoldsUpNoPod(t *testing.T) {
 	lift()
 	s.container(pod, podConfig, config)
 }
+
+// What the OCI runtime keeps of a container, and does not understand any more, keeps nobody from
+// removing it.
+func TestDamagedStateOfTheRuntimeKeepsNoContainer(t *testing.T) {
+	testenv.EachHandler(t, tellDamagedState)
+}
+
+func tellDamagedState(t *testing.T, handler string) {
+	s := start(t, testenv.Setup{Handler: handler})
+	podConfig := s.podConfig("damaged")
+	pod := s.pod(podConfig, "")
+	for name, state := range map[string]string{"empty": "", "half": `{"id":"`} {
+		id := s.container(pod, podConfig, script(name, "exec sleep 1000"))
+		must(t, os.WriteFile(s.Path("run", "runc", "k8s.io", id, "state.json"), []byte(state), 0o600))
+		if err := s.stopContainer(id, 0); err != nil {
+			t.Errorf("%s: stop: %v", name, err)
+		}
+		s.waitExit(id, patience)
+		if err := s.removeContainer(id); err != nil {
+			t.Errorf("%s: removal: %v", name, err)
+		}
+		s.container(pod, podConfig, script(name, "exec sleep 1000")) // the name is free
+	}
+}

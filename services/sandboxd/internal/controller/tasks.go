@@ -157,8 +157,8 @@ func (t *Tasks) Exec(ctx context.Context, sandboxID, containerID string, spec po
 }
 
 // Kill sends a signal. With all it reaches every process of the container, and SIGKILL is
-// then sent without the shim if that does not answer. With SIGKILL for an exec our shim kills its
-// process group, others its first process only.
+// then sent without the shim if that does not answer or cannot do it. With SIGKILL for an exec our
+// shim kills its process group, others its first process only.
 func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string, sig syscall.Signal, all bool) error {
 	i, err := t.shims.Get(sandboxID)
 	if err != nil {
@@ -177,8 +177,8 @@ func (t *Tasks) Kill(ctx context.Context, sandboxID, containerID, execID string,
 	if err == nil {
 		return nil
 	}
-	unanswered := errdefs.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded)
-	if unanswered && force {
+	over := errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)
+	if force && !over {
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		defer cancel()
 		if killErr := i.KillAll(kctx, containerID); killErr != nil {

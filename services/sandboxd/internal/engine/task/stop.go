@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"syscall"
@@ -172,8 +173,8 @@ func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
 	switch {
 	case rec.GetTaskDeleted():
 	case rec.GetPid() != 0:
-		_, err := d.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, "")
-		if err != nil && !errdefs.IsNotFound(err) {
+		err := d.deleteEnded(ctx, c)
+		if err != nil {
 			return fmt.Errorf("delete task: %w", err)
 		}
 	case rec.GetState() == table.ContainerExited: // of a failed start
@@ -188,4 +189,22 @@ func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
 		return err
 	}
 	return d.p.IO.Close(ctx, c.ID)
+}
+
+// deleteEnded deletes the task of an ended container. A shim that cannot do it may have an OCI
+// runtime that does not understand any more what it keeps of the container, as a full disk or a
+// power loss leaves it: once that is cleared away there is nothing left to fail at.
+func (d *Driver) deleteEnded(ctx context.Context, c *table.Container) error {
+	_, err := d.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, "")
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsUnavailable(err) && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		clearErr := d.p.Tasks.Clear(ctx, c.Sandbox.Handler, c.ID, c.Record().GetCgroupsPath())
+		if clearErr != nil {
+			return errors.Join(err, clearErr)
+		}
+		_, err = d.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, "")
+	}
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
