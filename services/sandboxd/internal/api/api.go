@@ -80,3 +80,10 @@ func required(field string, present bool) error {
 	}
 	return fmt.Errorf("%s: must not be empty: %w", field, errdefs.ErrInvalidArgument)
 }
+
+// seconds is the time that a request gives in seconds. Requests may ask for more than a Duration
+// holds; a century leaves room for sums.
+func seconds(n int64) time.Duration {
+	const most = 100 * 365 * 24 * 60 * 60
+	return time.Duration(min(max(n, 0), most)) * time.Second
+}

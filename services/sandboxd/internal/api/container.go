@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -114,7 +113,7 @@ func (c *Container) StopContainer(ctx context.Context, req *containerv1.StopCont
 	if err != nil {
 		return nil, err
 	}
-	timeout := time.Duration(max(req.GetTimeoutSeconds(), 0)) * time.Second
+	timeout := seconds(req.GetTimeoutSeconds())
 	view, err := detach(ctx, c.work, timeout+changeLimit, func(ctx context.Context) (*view.Container, error) {
 		return c.engine.Containers.Stop(ctx, id, timeout)
 	})

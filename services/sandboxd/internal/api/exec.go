@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -43,7 +42,7 @@ func (c *Container) ExecSync(ctx context.Context, req *containerv1.ExecSyncReque
 	stdout, stderr := &capped{cap: execSyncCap}, &capped{cap: execSyncCap}
 	code, err := c.engine.Exec.Run(ctx, id, exec.Request{
 		Cmd: req.GetCmd(), Streams: pod.Streams{Stdout: stdout, Stderr: stderr},
-		Timeout: time.Duration(max(req.GetTimeoutSeconds(), 0)) * time.Second,
+		Timeout: seconds(req.GetTimeoutSeconds()),
 	})
 	if err != nil {
 		return nil, err
