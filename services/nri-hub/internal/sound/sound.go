@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protopath"
 	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // maxID bounds the id of a container in bytes; ours have 64.
@@ -105,8 +106,12 @@ func (c *checker) unless(ok bool, field string, value any, wrong string) {
 	c.err = fmt.Errorf("%s: %v %s", field, value, wrong)
 }
 
-// texts checks every string of a message, keys of maps included.
+// texts checks every string of a message, keys of maps included. Only a message with a wrong one
+// is walked with the names of its fields, which takes long: each answer of each plugin is checked.
 func (c *checker) texts(m proto.Message) {
+	if c.err != nil || clean(m.ProtoReflect()) {
+		return
+	}
 	check := func(field, s string) {
 		c.unless(utf8.ValidString(s), field, s, "is not valid UTF-8")
 		c.unless(!strings.Contains(s, "\x00"), field, s, "has a byte of value zero")
@@ -129,6 +134,40 @@ func (c *checker) texts(m proto.Message) {
 	})
 	if err != nil && c.err == nil {
 		c.err = err
+	}
+}
+
+// clean reports whether all texts of a message are sound.
+func clean(m protoreflect.Message) bool {
+	ok := true
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap():
+			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+				ok = cleanValue(f.MapKey(), k.Value()) && cleanValue(f.MapValue(), v)
+				return ok
+			})
+		case f.IsList():
+			for i := 0; ok && i < v.List().Len(); i++ {
+				ok = cleanValue(f, v.List().Get(i))
+			}
+		default:
+			ok = cleanValue(f, v)
+		}
+		return ok
+	})
+	return ok
+}
+
+func cleanValue(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		s := v.String()
+		return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
+	case protoreflect.MessageKind:
+		return clean(v.Message())
+	default:
+		return true
 	}
 }
 
