@@ -3,8 +3,10 @@ package namespaces
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -100,7 +102,9 @@ func idMaps(maps []*criv1.IDMapping) []syscall.SysProcIDMap {
 }
 
 func writeSysctls(sysctls map[string]string) error {
-	for name, value := range sysctls {
+	// In one order for all: what "all" says of interfaces changes what single ones say.
+	for _, name := range slices.Sorted(maps.Keys(sysctls)) {
+		value := sysctls[name]
 		// A thread sees its own network namespace below /proc/sys, whichever process
 		// mounted it.
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0); err != nil {

@@ -185,6 +185,8 @@ func TestGoldenPrivilegedOnTheHost(t *testing.T) {
 	in.sc().NamespaceOptions = &criv1.NamespaceOption{
 		Network: criv1.NamespaceMode_NODE, Pid: criv1.NamespaceMode_NODE, Ipc: criv1.NamespaceMode_NODE,
 	}
+	in.SandboxConfig.Linux.SecurityContext.NamespaceOptions = in.sc().NamespaceOptions
+	in.Namespaces = nil
 	in.sc().Seccomp = &criv1.SecurityProfile{ProfileType: criv1.SecurityProfile_RuntimeDefault}
 	in.sc().MaskedPaths = []string{"/proc/kcore"}
 	in.SandboxConfig.Hostname = ""

@@ -245,6 +245,8 @@ func TestUserNamespaceWithHostIPCMountsNoQueuesOfItsOwn(t *testing.T) {
 func TestUserNamespaceOnHostNetworkBindsSys(t *testing.T) {
 	t.Parallel()
 	in := userns(input())
+	delete(in.Namespaces, "network")
+	in.SandboxConfig.Linux.SecurityContext.NamespaceOptions.Network = criv1.NamespaceMode_NODE
 	in.sc().NamespaceOptions.Network = criv1.NamespaceMode_NODE
 	spec, _ := build(t, testHost(), Options{}, in)
 	if m := find(t, spec, "/sys"); m.Type != "bind" {

@@ -34,14 +34,19 @@ func Set(spec *specs.Linux, req Request) error {
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	for _, shared := range []struct {
 		kind     specs.LinuxNamespaceType
+		field    string
 		own, pod criv1.NamespaceMode
 	}{
-		{specs.NetworkNamespace, opts.GetNetwork(), ofPod.GetNetwork()},
-		{specs.IPCNamespace, opts.GetIpc(), ofPod.GetIpc()},
+		{specs.NetworkNamespace, "network", opts.GetNetwork(), ofPod.GetNetwork()},
+		{specs.IPCNamespace, "ipc", opts.GetIpc(), ofPod.GetIpc()},
 	} {
 		// What a container shares with a pod that is in the node's namespace is the node's.
-		if shared.own == criv1.NamespaceMode_NODE || shared.pod == criv1.NamespaceMode_NODE {
+		if shared.pod == criv1.NamespaceMode_NODE {
 			continue
+		}
+		if shared.own == criv1.NamespaceMode_NODE {
+			return fmt.Errorf("config.linux.security_context.namespace_options.%s is NODE, while the pod, whose namespace its containers share, has one of its own: %w",
+				shared.field, errdefs.ErrInvalidArgument)
 		}
 		path := req.Paths[string(shared.kind)]
 		if path == "" {
@@ -50,7 +55,7 @@ func Set(spec *specs.Linux, req Request) error {
 		}
 		list = append(list, specs.LinuxNamespace{Type: shared.kind, Path: path})
 	}
-	if path := req.Paths["uts"]; path != "" && opts.GetNetwork() != criv1.NamespaceMode_NODE {
+	if path := req.Paths["uts"]; path != "" {
 		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: path})
 	}
 	pid, err := pidNamespace(opts.GetPid(), req.PID)

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -30,6 +31,43 @@ func TestUserMappings(t *testing.T) {
 			if c.ok && (err != nil || len(uids) != 1 || len(gids) != 1) || !c.ok && !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%s: %v %v %v", name, uids, gids, err)
 			}
+		}
+	}
+}
+
+// A container shares the network and the IPC namespace of its pod. One that asks for the node's
+// beside a pod with its own gets neither.
+func TestNamespacesOfThePodAreShared(t *testing.T) {
+	t.Parallel()
+	const node, pod = criv1.NamespaceMode_NODE, criv1.NamespaceMode_POD
+	paths := map[string]string{"network": "/ns/net", "ipc": "/ns/ipc", "uts": "/ns/uts"}
+	for name, c := range map[string]struct {
+		network, ipc, podNetwork, podIPC criv1.NamespaceMode
+		ok                               bool
+	}{
+		"the pod's":                {pod, pod, pod, pod, true},
+		"node's with the pod":      {node, node, node, node, true},
+		"the pod's is the node's":  {pod, pod, node, node, true},
+		"the node's network alone": {node, pod, pod, pod, false},
+		"the node's IPC alone":     {pod, node, pod, pod, false},
+	} {
+		own := &criv1.NamespaceOption{Network: c.network, Ipc: c.ipc, Pid: criv1.NamespaceMode_CONTAINER}
+		ofPod := &criv1.NamespaceOption{Network: c.podNetwork, Ipc: c.podIPC}
+		spec := &specs.Linux{}
+		err := Set(spec, Request{
+			Context: &criv1.LinuxContainerSecurityContext{NamespaceOptions: own},
+			Sandbox: &criv1.PodSandboxConfig{Linux: &criv1.LinuxPodSandboxConfig{SecurityContext: &criv1.LinuxSandboxSecurityContext{NamespaceOptions: ofPod}}},
+			Paths:   paths,
+		})
+		if c.ok && err != nil || !c.ok && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+		joined := map[string]string{}
+		for _, ns := range spec.Namespaces {
+			joined[string(ns.Type)] = ns.Path
+		}
+		if _, ok := joined["network"]; c.ok && ok != (c.podNetwork == pod) {
+			t.Errorf("%s: %v", name, joined)
 		}
 	}
 }
