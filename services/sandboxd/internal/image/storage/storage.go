@@ -164,6 +164,9 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 		}
 	}
 	overlayRoot := filepath.Join(s.root, Overlay)
+	if err := s.removeChecks(ctx, overlayRoot); err != nil {
+		return fmt.Errorf("overlayfs snapshotter: %w", err)
+	}
 	overlayErr := overlayutils.Supported(overlayRoot)
 	if overlayErr == nil {
 		sn, err := overlay.NewSnapshotter(overlayRoot, overlay.AsynchronousRemove, overlay.WithUpperdirLabel, overlay.WithRemapIDs)
@@ -200,6 +203,32 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 			return fmt.Errorf("snapshotter %q: overlayfs, native or a proxy snapshotter wanted: %w", wanted, errdefs.ErrInvalidArgument)
 		}
 		s.standard = wanted
+	}
+	return nil
+}
+
+// checkPrefix begins the name of the folder in which the library tries whether overlayfs works.
+const checkPrefix = "multiple-lowerdir-check"
+
+// removeChecks removes the folders, with what is mounted there, of processes that were killed while
+// they tried whether overlayfs works. One that cannot be removed is in nobody's way.
+func (s *Storage) removeChecks(ctx context.Context, root string) error {
+	entries, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), checkPrefix) {
+			continue
+		}
+		path := filepath.Join(root, e.Name())
+		err := mount.UnmountAll(filepath.Join(path, "merged"), unix.MNT_DETACH)
+		if err == nil {
+			err = os.RemoveAll(path)
+		}
+		if err != nil {
+			s.log.WarnContext(ctx, "folder of an earlier check of overlayfs not removed", slog.String("path", path), slog.Any("error", err))
+		}
 	}
 	return nil
 }
