@@ -15,8 +15,9 @@ import (
 const zeros = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
 func TestParseDocument(t *testing.T) {
+	ones := strings.Replace(zeros, "0000", "1111", 1)
 	config := `"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"` + zeros + `","size":2}`
-	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + zeros + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/","containerd.io/gc.ref.content":"x","org.opencontainers.image.ref.name":"x","org.opencontainers.image.enc.pubopts":"y"}}`
+	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + ones + `","size":5,"urls":["http://evil/"],"annotations":{"containerd.io/snapshot/overlay.upperdir":"/","containerd.io/gc.ref.content":"x","org.opencontainers.image.ref.name":"x","org.opencontainers.image.enc.pubopts":"y"}}`
 	tests := map[string]struct {
 		data    string
 		claimed string
@@ -36,11 +37,12 @@ func TestParseDocument(t *testing.T) {
 		"schema 1":              {data: `{"fsLayers":[{}]}`, err: errdefs.ErrNotImplemented},
 		"artifact":              {data: `{"config":{"mediaType":"application/vnd.cncf.helm.config.v1+json","digest":"` + zeros + `","size":2},"layers":[]}`, err: errdefs.ErrInvalidArgument},
 		"layer of unknown type": {data: `{` + config + `,"layers":[{"mediaType":"text/html","digest":"` + zeros + `","size":2}]}`, err: errdefs.ErrInvalidArgument},
-		"negative size":         {data: `{` + config + `,"layers":[` + strings.Replace(layer, `5`, `-5`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
+		"negative size":         {data: `{` + config + `,"layers":[` + strings.Replace(layer, `"size":5`, `"size":-5`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
 		"huge config":           {data: `{` + strings.Replace(config, `"size":2`, `"size":33554433`, 1) + `}`, err: errdefs.ErrInvalidArgument},
-		"no bytes":              {data: `{` + config + `,"layers":[` + strings.Replace(strings.Replace(layer, `"size":5`, `"size":0`, 1), zeros, digest.FromBytes(nil).String(), 1) + `]}`, want: ocispec.MediaTypeImageManifest},
+		"no bytes":              {data: `{` + config + `,"layers":[` + strings.Replace(strings.Replace(layer, `"size":5`, `"size":0`, 1), ones, digest.FromBytes(nil).String(), 1) + `]}`, want: ocispec.MediaTypeImageManifest},
 		"no bytes claimed":      {data: `{` + config + `,"layers":[` + strings.Replace(layer, `"size":5`, `"size":0`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
-		"bad digest":            {data: `{` + config + `,"layers":[` + strings.Replace(layer, zeros, `md5:1`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
+		"two sizes":             {data: `{` + config + `,"layers":[` + strings.Replace(layer, ones, zeros, 1) + `]}`, err: errdefs.ErrInvalidArgument},
+		"bad digest":            {data: `{` + config + `,"layers":[` + strings.Replace(layer, ones, `md5:1`, 1) + `]}`, err: errdefs.ErrInvalidArgument},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
