@@ -146,7 +146,7 @@ func startCollector(ctx context.Context, run func(context.Context) error, log *s
 		select {
 		case <-done:
 		case <-timer.C:
-			log.Info("collection of unused image data is left to the next start")
+			log.InfoContext(ctx, "collection of unused image data is left to the next start")
 		}
 	}
 	go func() {

@@ -14,6 +14,7 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -174,5 +175,16 @@ func TestDialErrors(t *testing.T) {
 		if _, err := Dial(t.Context(), Endpoint{Version: 3, Address: address}); !is(err) {
 			t.Errorf("%s: %v", address, err)
 		}
+	}
+}
+
+// What a shim answers when the time of a call is over counts for nothing: the call ended with its time.
+func TestAnswerAtTheDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	<-ctx.Done()
+	err := (&Conn{}).native(ctx, status.Error(codes.Unknown, "runc did not terminate successfully"))
+	if got := status.Code(errgrpc.ToGRPC(err)); got != codes.DeadlineExceeded || !strings.Contains(err.Error(), "runc") {
+		t.Errorf("%v: %v", got, err)
 	}
 }
