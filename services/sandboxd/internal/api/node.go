@@ -73,8 +73,10 @@ func (n *Node) OpenSession(req *nodev1.OpenSessionRequest, stream grpc.ServerStr
 	ctx := stream.Context()
 	hold := n.engine.EnterSession(ctx, req.GetSessionToken())
 	defer hold() // until the stream ends
-	err = stream.Send(&nodev1.OpenSessionResponse{Recovered: n.engine.Recovered()})
-	if err != nil || n.engine.Recovered() {
+	// Asked once: a recovery that ends between two looks would be told by neither.
+	recovered := n.engine.Recovered()
+	err = stream.Send(&nodev1.OpenSessionResponse{Recovered: recovered})
+	if err != nil || recovered {
 		return err
 	}
 	select {
