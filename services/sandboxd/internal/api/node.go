@@ -73,15 +73,25 @@ func (n *Node) OpenSession(req *nodev1.OpenSessionRequest, stream grpc.ServerStr
 	ctx := stream.Context()
 	hold := n.engine.EnterSession(ctx, req.GetSessionToken())
 	defer hold() // until the stream ends
-	// Asked once: a recovery that ends between two looks would be told by neither.
-	recovered := n.engine.Recovered()
-	err = stream.Send(&nodev1.OpenSessionResponse{Recovered: recovered})
-	if err != nil || recovered {
+	return tellRecovery(ctx, n.engine.RecoveredC(), func(recovered bool) error {
+		return stream.Send(&nodev1.OpenSessionResponse{Recovered: recovered})
+	})
+}
+
+// tellRecovery tells whether the state is complete, and, if it is not, when it is.
+func tellRecovery(ctx context.Context, recovered <-chan struct{}, tell func(recovered bool) error) error {
+	select {
+	case <-recovered:
+		return tell(true)
+	default:
+	}
+	err := tell(false)
+	if err != nil {
 		return err
 	}
 	select {
-	case <-n.engine.RecoveredC():
-		return stream.Send(&nodev1.OpenSessionResponse{Recovered: true})
+	case <-recovered:
+		return tell(true)
 	case <-ctx.Done():
 		return nil
 	}
