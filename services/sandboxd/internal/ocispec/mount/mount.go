@@ -147,8 +147,11 @@ func (d *draft) mounts() error {
 // defaultMount is a mount of every container. A source that is not there is the operator's to mend:
 // containers without what they are meant to have are not made.
 func (d *draft) defaultMount(m Default) (specs.Mount, error) {
-	source, err := filepath.EvalSymlinks(m.Source)
-	if err != nil {
+	source, err := d.Sources.follow(m.Source, answerTime)
+	switch {
+	case errdefs.IsUnavailable(err):
+		return specs.Mount{}, fmt.Errorf("mount %q of every container: %w", m.Destination, err)
+	case err != nil:
 		return specs.Mount{}, fmt.Errorf("mount %q of every container: %w: %w", m.Destination, err, errdefs.ErrFailedPrecondition)
 	}
 	return specs.Mount{Destination: path.Clean(m.Destination), Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "ro"}}, nil

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -48,4 +49,22 @@ func TestFollow(t *testing.T) {
 	if _, err := s.follow("/hung", time.Minute); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after it was over: %v", err)
 	}
+}
+
+// A mount of every container whose source hangs holds up nobody for ever either.
+func TestDefaultMountThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Sources
+		hung := make(chan struct{})
+		ended := s.looks.DoChan("/hung", func() (any, error) {
+			<-hung
+			return "/there", nil
+		})
+		d := &draft{Policy: Policy{Sources: &s}}
+		if _, err := d.defaultMount(Default{Source: "/hung", Destination: "/in"}); !errdefs.IsUnavailable(err) {
+			t.Errorf("mount that hangs: %v", err)
+		}
+		close(hung)
+		<-ended
+	})
 }
