@@ -30,7 +30,7 @@ func refusals() []refusal {
 		{regexp.MustCompile("(?:mount|bind mount) `[^`]*` to `([^`]*)`: "), mountField},
 		{regexp.MustCompile(`is not a valid (?:action|arch|operator|flag) for seccomp`), fixed("config.linux.security_context.seccomp")},
 		{regexp.MustCompile(`error creating device nodes: |mknod `), fixed("config.devices")},
-		{regexp.MustCompile("exec: \"[^\"]*\": |executable file `[^`]*` not found"), fixed("config.command")},
+		{regexp.MustCompile("exec: \"[^\"]*\": |executable file `[^`]*` not found"), fixed(commandField)},
 		{regexp.MustCompile("chdir to (?:cwd|`)|error during container init: mkdir "), fixed("config.working_dir")},
 	}
 }
@@ -57,17 +57,24 @@ func groupField(file string) string {
 	return resourceField(fmt.Sprintf("unified[%q]", file))
 }
 
-// explained gives an error of an OCI runtime that is about something in the request the class
-// ErrFailedPrecondition, and names the field. Any other error stays as it is: it is a failure of
-// the runtime.
-func explained(err error) error {
+// commandField is the field of a container's command, which of a request for an exec is called cmd.
+const commandField, execField = "config.command", "cmd"
+
+// explained gives an error of an OCI runtime that is about something in the request, for the first
+// process of a container or for an exec of it, the class ErrFailedPrecondition, and names the field.
+// Any other error stays as it is: it is a failure of the runtime.
+func explained(err error, execID string) error {
 	if err == nil || !errdefs.IsInternal(err) {
 		return err
 	}
 	text := strings.TrimSuffix(err.Error(), ": "+errdefs.ErrInternal.Error())
 	for _, r := range refusals() {
 		if m := r.words.FindStringSubmatch(text[:min(len(text), mostWords)]); m != nil {
-			return fmt.Errorf("%s: %s: %w", r.field(m), text, errdefs.ErrFailedPrecondition)
+			field := r.field(m)
+			if execID != "" && field == commandField {
+				field = execField
+			}
+			return fmt.Errorf("%s: %s: %w", field, text, errdefs.ErrFailedPrecondition)
 		}
 	}
 	return err

@@ -28,7 +28,7 @@ func TestExplained(t *testing.T) {
 		"runtime create: signal: killed":                             "",
 		"runtime create: runc create failed: cannot allocate memory": "",
 	} {
-		err := explained(fmt.Errorf("create task %q: shim Create: %s: %w", "c", said, errdefs.ErrInternal))
+		err := explained(fmt.Errorf("create task %q: shim Create: %s: %w", "c", said, errdefs.ErrInternal), "")
 		switch {
 		case !strings.Contains(err.Error(), said):
 			t.Errorf("%q is missing in %q", said, err)
@@ -39,7 +39,11 @@ func TestExplained(t *testing.T) {
 		}
 	}
 	other := fmt.Errorf("write /sys/fs/cgroup/x/cpu.max: %w", errdefs.ErrUnavailable)
-	if got := explained(other); !errors.Is(got, other) {
+	if got := explained(other, ""); !errors.Is(got, other) {
 		t.Errorf("%v", got)
+	}
+	exec := fmt.Errorf("shim Start: exec: \"/nothing\": stat /nothing: no such file or directory: %w", errdefs.ErrInternal)
+	if got := explained(exec, "x"); !errdefs.IsFailedPrecondition(got) || !strings.HasPrefix(got.Error(), "cmd: ") {
+		t.Errorf("command of an exec: %v", got)
 	}
 }

@@ -89,7 +89,7 @@ func (t *Tasks) create(ctx context.Context, i *shim.Instance, dir string, spec p
 		return 0, fmt.Errorf("the OCI runtime has not created it within %v (runtime.shim.create_timeout): %w", limit, context.DeadlineExceeded)
 	}
 	if err != nil {
-		return 0, explained(err)
+		return 0, explained(err, "")
 	}
 	return resp.GetPid(), nil
 }
@@ -126,7 +126,7 @@ func (t *Tasks) Start(ctx context.Context, sandboxID, containerID, execID string
 	var resp taskapi.StartResponse
 	before := programOf(pidOf(i, containerID, execID))
 	if err := i.Task(ctx, "Start", &taskapi.StartRequest{ID: containerID, ExecID: execID}, &resp); err != nil {
-		return 0, named(containerID, execID, explained(err))
+		return 0, named(containerID, execID, explained(err, execID))
 	}
 	if execID == "" {
 		awaitProgram(ctx, resp.GetPid(), before)
@@ -269,7 +269,7 @@ func (t *Tasks) Update(ctx context.Context, sandboxID, containerID string, resou
 		Resources:   &anypb.Any{TypeUrl: typeResources, Value: encoded},
 		Annotations: annotations,
 	}
-	return named(containerID, "", explained(i.Task(ctx, "Update", req, &emptypb.Empty{})))
+	return named(containerID, "", explained(i.Task(ctx, "Update", req, &emptypb.Empty{}), ""))
 }
 
 // Stats asks for the metrics of a container's control group.
