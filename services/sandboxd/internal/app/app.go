@@ -170,8 +170,9 @@ func Check(cfg config.Config) error {
 			errs = append(errs, fmt.Errorf("runtime.default_sysctls: %w", err))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Handlers)) {
-		if _, err := command.Options(handlers(cfg).ByName[name]); err != nil {
+	known := handlers(cfg).ByName
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		if _, err := command.Options(known[name]); err != nil {
 			errs = append(errs, fmt.Errorf("runtime.handlers.%s: %w", name, err))
 		}
 	}
