@@ -57,10 +57,12 @@ func processor(field string, r *criv1.LinuxContainerResources) error {
 	case period != 0 && (period < leastTime || period > mostPeriod):
 		return invalid(field+".cpu_period", "must be 0 or between %d and %d, is %d", leastTime, mostPeriod, period)
 	}
-	for name, set := range map[string]string{"cpuset_cpus": r.GetCpusetCpus(), "cpuset_mems": r.GetCpusetMems()} {
-		if set != "" && !cpuset.MatchString(set) {
-			return invalid(field+"."+name, "must be a list such as 0-2,7, is %q", set)
-		}
+	return firstError(processors(field+".cpuset_cpus", r.GetCpusetCpus()), processors(field+".cpuset_mems", r.GetCpusetMems()))
+}
+
+func processors(field, set string) error {
+	if set != "" && !cpuset.MatchString(set) {
+		return invalid(field, "must be a list such as 0-2,7, is %q", set)
 	}
 	return nil
 }

@@ -184,12 +184,19 @@ func (c *checker) absolute(field, p string) {
 }
 
 func (c *checker) hooks(h *nri.Hooks) {
-	for name, list := range map[string][]*nri.Hook{
-		"prestart": h.GetPrestart(), "create_runtime": h.GetCreateRuntime(), "create_container": h.GetCreateContainer(),
-		"start_container": h.GetStartContainer(), "poststart": h.GetPoststart(), "poststop": h.GetPoststop(),
+	for _, of := range [...]struct {
+		name  string
+		hooks []*nri.Hook
+	}{
+		{"prestart", h.GetPrestart()},
+		{"create_runtime", h.GetCreateRuntime()},
+		{"create_container", h.GetCreateContainer()},
+		{"start_container", h.GetStartContainer()},
+		{"poststart", h.GetPoststart()},
+		{"poststop", h.GetPoststop()},
 	} {
-		for i, hook := range list {
-			field := fmt.Sprintf("hooks.%s[%d]", name, i)
+		for i, hook := range of.hooks {
+			field := fmt.Sprintf("hooks.%s[%d]", of.name, i)
 			c.absolute(field+".path", hook.GetPath())
 			if t := hook.GetTimeout(); t != nil {
 				c.unless(t.GetValue() > 0, field+".timeout", t.GetValue(), "is no time limit in seconds, which is above zero")
@@ -238,11 +245,18 @@ func (c *checker) linux(l *nri.LinuxContainerAdjustment) {
 // resources checks cgroup values. Minus one stands for "no limit" where there is a limit.
 func (c *checker) resources(field string, r *nri.LinuxResources) {
 	m, cpu := r.GetMemory(), r.GetCpu()
-	for name, v := range map[string]*nri.OptionalInt64{
-		"memory.limit": m.GetLimit(), "memory.reservation": m.GetReservation(), "memory.swap": m.GetSwap(),
-		"memory.kernel": m.GetKernel(), "memory.kernel_tcp": m.GetKernelTcp(), "cpu.quota": cpu.GetQuota(),
+	for _, limit := range [...]struct {
+		name string
+		v    *nri.OptionalInt64
+	}{
+		{"memory.limit", m.GetLimit()},
+		{"memory.reservation", m.GetReservation()},
+		{"memory.swap", m.GetSwap()},
+		{"memory.kernel", m.GetKernel()},
+		{"memory.kernel_tcp", m.GetKernelTcp()},
+		{"cpu.quota", cpu.GetQuota()},
 	} {
-		c.unless(v.GetValue() >= -1, field+"."+name, v.GetValue(), "is below -1, which stands for no limit")
+		c.unless(limit.v.GetValue() >= -1, field+"."+limit.name, limit.v.GetValue(), "is below -1, which stands for no limit")
 	}
 	c.unless(r.GetPids().GetLimit() >= -1, field+".pids.limit", r.GetPids().GetLimit(), "is below -1, which stands for no limit")
 	for i, l := range r.GetHugepageLimits() {

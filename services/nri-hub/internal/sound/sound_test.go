@@ -92,6 +92,9 @@ func TestAnswerNamesThePart(t *testing.T) {
 		`evict[0].container_id: "" is no id`:      Answer(nil, nil, []*nri.ContainerEviction{{Reason: "r"}}),
 		`evict[0].reason: "\x00" has a byte`:      Answer(nil, nil, []*nri.ContainerEviction{{ContainerId: "c", Reason: "\x00"}}),
 		`update[0].linux.resources.cpu.quota: -2`: Answer(nil, []*nri.ContainerUpdate{{ContainerId: "c", Linux: &nri.LinuxContainerUpdate{Resources: &nri.LinuxResources{Cpu: &nri.LinuxCPU{Quota: nri.Int64(-2)}}}}}, nil),
+		`update[0].linux.resources.memory.limit: -3`: Answer(nil, []*nri.ContainerUpdate{{ContainerId: "c", Linux: &nri.LinuxContainerUpdate{Resources: &nri.LinuxResources{
+			Memory: &nri.LinuxMemory{Limit: nri.Int64(-3), Swap: nri.Int64(-2)}, Cpu: &nri.LinuxCPU{Quota: nri.Int64(-2)},
+		}}}}, nil),
 		`update[0].linux.resources.unified["a"]:`: Answer(nil, []*nri.ContainerUpdate{{ContainerId: "c", Linux: &nri.LinuxContainerUpdate{Resources: &nri.LinuxResources{Unified: map[string]string{"a": "\x00"}}}}}, nil),
 	} {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
