@@ -403,3 +403,37 @@ func TestFloodsBeforeAFailure(t *testing.T) {
 
 	must(t, s.removePod(s.pod(s.podConfig("flooded"), "")))
 }
+
+// Sysctls of an interface are set once its plugin has made it. Those of one that no plugin makes
+// undo the pod, and its address is free again.
+func TestSysctlsOfInterfaces(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	podConfig := s.podConfig("set")
+	podConfig.Linux.Sysctls = map[string]string{
+		"net.ipv4.conf.all.log_martians": "0", "net.ipv4.conf.eth0.log_martians": "1", "net/ipv4/neigh/eth0/app_solicit": "5",
+	}
+	for _, handler := range []string{testenv.HandlerCrisp, testenv.HandlerStock} {
+		podConfig.Metadata.Name = "set-" + handler
+		pod := s.pod(podConfig, handler)
+		id := s.container(pod, podConfig, script("main", "exec sleep 1000"))
+		out, _, err := s.exec(id, "cat", "/proc/sys/net/ipv4/conf/eth0/log_martians", "/proc/sys/net/ipv4/neigh/eth0/app_solicit")
+		if err != nil || out != "1\n5\n" {
+			t.Errorf("handler %s: %q, %v", handler, out, err)
+		}
+	}
+	held := len(s.addresses())
+	for _, name := range []string{"net.ipv4.conf.eth7.log_martians", "net.ipv4.conf.eth0.no_such_thing"} {
+		bad := s.podConfig("bad")
+		bad.Linux.Sysctls = map[string]string{name: "1"}
+		for range 2 {
+			_, err := s.try(bad, "", patience)
+			if !oneOf(err, codes.InvalidArgument) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	s.waitAddresses(held, patience)
+	if pods := s.pods(); len(pods) != 2 {
+		t.Errorf("pods %v", pods)
+	}
+}

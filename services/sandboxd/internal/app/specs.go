@@ -203,8 +203,16 @@ type pinPort struct{ *namespaces.Pins }
 var _ port.Namespaces = pinPort{}
 
 func (p pinPort) Pin(ctx context.Context, sandboxID string, want port.PinRequest) (map[string]string, error) {
-	return p.Pins.Pin(ctx, sandboxID, namespaces.Request{
+	return p.Pins.Pin(ctx, sandboxID, pinRequest(want))
+}
+
+func (p pinPort) SetInterfaces(sandboxID string, want port.PinRequest) error {
+	return p.Pins.SetInterfaces(sandboxID, pinRequest(want))
+}
+
+func pinRequest(want port.PinRequest) namespaces.Request {
+	return namespaces.Request{
 		Network: want.Network, IPC: want.IPC, UTS: want.UTS, Hostname: want.Hostname, Sysctls: want.Sysctls,
 		UIDs: want.UIDs, GIDs: want.GIDs,
-	})
+	}
 }

@@ -314,6 +314,10 @@ func (n namespaces) Pin(_ context.Context, id string, _ port.PinRequest) (map[st
 	return map[string]string{"network": "/ns/" + id}, n.w.do("namespaces.pin", func() { n.w.holds["namespaces "+id] = true })
 }
 
+func (n namespaces) SetInterfaces(string, port.PinRequest) error {
+	return n.w.do("namespaces.interfaces", func() {})
+}
+
 func (n namespaces) Unpin(_ context.Context, id string) error {
 	return n.w.do("namespaces.unpin", func() { delete(n.w.holds, "namespaces "+id) })
 }

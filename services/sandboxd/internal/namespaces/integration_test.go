@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -126,6 +127,91 @@ func TestPinFailureLeavesNothing(t *testing.T) {
 	want = all()
 	want.Hostname = strings.Repeat("x", 65)
 	if _, err := p.Pin(t.Context(), id("b"), want); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Sysctls of interfaces wait until the interfaces are there; of those that are not, they are refused.
+func TestSetInterfaces(t *testing.T) {
+	p, _ := newPins(t, Defaults{Sysctls: map[string]string{"net.ipv4.neigh.eth0.app_solicit": "3"}})
+	want := all()
+	want.Sysctls = map[string]string{
+		"net/ipv4/conf/eth0.1/forwarding": "1", "net.ipv4.conf.all.forwarding": "0", "net.ipv4.conf.lo.forwarding": "1",
+		"net.ipv6.conf.eth0.accept_ra": "2",
+	}
+	paths, err := p.Pin(t.Context(), id("e"), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Unpin(t.Context(), id("e")) })
+	addLink := func(name string) {
+		t.Helper()
+		err := Enter(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			return h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer" + name})
+		}, paths["network"])
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	addLink("eth0")
+	err = p.SetInterfaces(id("e"), want)
+	if !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), `no interface "eth0.1"`) || !strings.Contains(err.Error(), "eth0, ") {
+		t.Errorf("error %v", err)
+	}
+	addLink("eth0.1")
+	if err := p.SetInterfaces(id("e"), want); err != nil {
+		t.Fatal(err)
+	}
+	err = Enter(func() error {
+		var got []string
+		for _, file := range []string{"ipv4/conf/eth0.1/forwarding", "ipv4/conf/lo/forwarding", "ipv6/conf/eth0/accept_ra", "ipv4/neigh/eth0/app_solicit"} {
+			text, err := os.ReadFile("/proc/sys/net/" + file)
+			got = append(got, strings.TrimSpace(string(text)))
+			if err != nil {
+				return err
+			}
+		}
+		if strings.Join(got, " ") != "1 1 2 3" {
+			t.Errorf("inside: %q", got)
+		}
+		return nil
+	}, paths["network"])
+	if err != nil {
+		t.Error(err)
+	}
+	want.Sysctls = map[string]string{"net.ipv4.conf.eth0.forwarding": "banana"}
+	if err := p.SetInterfaces(id("e"), want); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("a bad value: %v", err)
+	}
+	want.Sysctls = map[string]string{"net.ipv4.conf.eth0.no_such_thing": "1"}
+	if err := p.SetInterfaces(id("e"), want); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "no_such_thing") {
+		t.Errorf("an unknown sysctl: %v", err)
+	}
+}
+
+// A node on which nothing can be written is not the request's mistake.
+func TestSysctlsOnAReadOnlyNode(t *testing.T) {
+	testkit.NeedRoot(t)
+	err := OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		for _, flags := range []uintptr{unix.MS_BIND, unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY} {
+			if err := unix.Mount("/proc/sys", "/proc/sys", "", flags, ""); err != nil {
+				return err
+			}
+		}
+		return writeSysctls(map[string]string{"net.core.somaxconn": "7"})
+	})
+	if !errors.Is(err, errdefs.ErrFailedPrecondition) || errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -28,7 +28,8 @@ type Request struct {
 	Network, IPC, UTS bool
 	// Hostname is set in the UTS namespace; empty leaves the node's.
 	Hostname string
-	// Sysctls are written inside; each must belong to a namespace that is asked for.
+	// Sysctls are written inside; each must belong to a namespace that is asked for. Those of
+	// interfaces that a plugin makes wait for [Pins.SetInterfaces].
 	Sysctls map[string]string
 	// UIDs and GIDs are the mappings of a user namespace that owns the others; empty means
 	// that the pod has none.
@@ -98,13 +99,36 @@ func (p *Pins) Pin(ctx context.Context, sandboxID string, want Request) (map[str
 	if err := p.makeDir(dir); err != nil {
 		return nil, fmt.Errorf("namespaces of sandbox %q: %w", sandboxID, err)
 	}
-	paths, err := pin(ctx, dir, want, sysctls)
+	paths, err := pin(ctx, dir, want, ofNamespace(sysctls))
 	if err != nil {
 		return nil, errors.Join(
 			fmt.Errorf("namespaces of sandbox %q: %w", sandboxID, err),
 			p.Unpin(ctx, sandboxID))
 	}
 	return paths, nil
+}
+
+// SetInterfaces writes the sysctls of the interfaces that are attached to a pinned network
+// namespace by now. Errors: ErrInvalidArgument for a sysctl of an interface that is not there
+// or a value that the kernel refuses, ErrFailedPrecondition for a node that lets none be written.
+func (p *Pins) SetInterfaces(sandboxID string, want Request) error {
+	dir, err := p.dir(sandboxID)
+	if err != nil {
+		return err
+	}
+	sysctls, err := want.sysctls(p.defaults)
+	if err != nil {
+		return fmt.Errorf("sandbox %q: %w", sandboxID, err)
+	}
+	sysctls = ofAttached(sysctls)
+	if len(sysctls) == 0 {
+		return nil
+	}
+	err = Enter(func() error { return writeSysctls(sysctls) }, filepath.Join(dir, "net"))
+	if err != nil {
+		return fmt.Errorf("interfaces of sandbox %q: %w", sandboxID, err)
+	}
+	return nil
 }
 
 // pin makes the namespaces and mounts them below dir.

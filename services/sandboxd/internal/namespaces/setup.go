@@ -2,11 +2,14 @@ package namespaces
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -108,10 +111,28 @@ func writeSysctls(sysctls map[string]string) error {
 		// A thread sees its own network namespace below /proc/sys, whichever process
 		// mounted it.
 		if err := os.WriteFile(sysctlPath(name), []byte(value), 0); err != nil {
-			// Whether there is none of this name, none that can be written, or none with this value
-			// is up to the kernel; the request is at fault in each case.
-			return fmt.Errorf("sysctl %s=%q: %w: %w", name, value, err, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("sysctl %s=%q: %w", name, value, unwritable(name, err))
 		}
 	}
 	return nil
+}
+
+// unwritable says why a sysctl was not written.
+func unwritable(name string, err error) error {
+	if errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("/proc/sys is mounted read-only for sandboxd, so that no pod of this node can have sysctls: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if of := interfaceOf(name); of != "" {
+		all, listErr := net.Interfaces()
+		names := make([]string, 0, len(all))
+		for _, i := range all {
+			names = append(names, i.Name)
+		}
+		if listErr == nil && !slices.Contains(names, of) {
+			return fmt.Errorf("the pod has no interface %q, it has %s: %w", of, strings.Join(names, ", "), errdefs.ErrInvalidArgument)
+		}
+	}
+	// Whether there is none of this name, none that can be written, or none with this value
+	// is up to the kernel; the request is at fault in each case.
+	return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 }

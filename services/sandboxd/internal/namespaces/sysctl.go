@@ -2,6 +2,7 @@ package namespaces
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -43,6 +44,34 @@ func (r Request) sysctls(defaults Defaults) (map[string]string, error) {
 		out[dotted] = value
 	}
 	return out, nil
+}
+
+// interfaceOf is the interface that a sysctl is of; empty if it is of none, or of one that each
+// namespace has from its beginning.
+func interfaceOf(name string) string {
+	parts := strings.SplitN(name, ".", 5)
+	if len(parts) < 5 || parts[0] != "net" || (parts[2] != "conf" && parts[2] != "neigh") {
+		return ""
+	}
+	switch parts[3] {
+	case "all", "default", "lo":
+		return ""
+	}
+	return strings.ReplaceAll(parts[3], "/", ".")
+}
+
+// ofAttached are the sysctls of interfaces that plugins make, ofNamespace the others.
+func ofAttached(sysctls map[string]string) map[string]string {
+	out := maps.Clone(sysctls)
+	maps.DeleteFunc(out, func(name, _ string) bool { return interfaceOf(name) == "" })
+	return out
+}
+
+// ofNamespace are the sysctls but those of interfaces that plugins make.
+func ofNamespace(sysctls map[string]string) map[string]string {
+	out := maps.Clone(sysctls)
+	maps.DeleteFunc(out, func(name, _ string) bool { return interfaceOf(name) != "" })
+	return out
 }
 
 // CheckSysctl says whether a sysctl belongs to any namespace that pods may have. Errors:

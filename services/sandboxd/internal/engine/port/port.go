@@ -93,6 +93,8 @@ type Namespaces interface {
 	// Pin makes the wanted namespaces for a sandbox and returns their paths by OCI type
 	// ("network", "ipc", "uts"). Namespaced sysctls and the host name are set inside.
 	Pin(ctx context.Context, sandboxID string, want PinRequest) (map[string]string, error)
+	// SetInterfaces sets the sysctls of interfaces, once the network is attached.
+	SetInterfaces(sandboxID string, want PinRequest) error
 	// Unpin removes them; what is gone already is not an error.
 	Unpin(ctx context.Context, sandboxID string) error
 	// List returns the ids of the sandboxes that have pinned namespaces.

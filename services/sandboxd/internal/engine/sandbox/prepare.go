@@ -121,7 +121,10 @@ func (u *UseCases) build(ctx context.Context, s *table.Sandbox, want port.PinReq
 		g.Go(func() error {
 			var err error
 			attached, err = u.attach(gctx, s)
-			return err
+			if err != nil {
+				return err
+			}
+			return u.p.Namespaces.SetInterfaces(s.ID, want)
 		})
 	}
 	g.Go(func() error {
