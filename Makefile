@@ -220,6 +220,12 @@ bench-nri: ## Compare what plugins add to a CreateContainer with NRI's own libra
 	$(SAME_FLAGS) go test -tags bench -c -o "$$out/bench" ./services/nri-hub/internal/app/adaptationtest; \
 	"$$out/bench" -test.run '^TestLatency$$'
 
+.PHONY: bench-cri
+bench-cri: system build parts $(BIN)/containerd/ctr ## Compare the steps of a pod, and what plugins add to a CreateContainer, with containerd (root)
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	$(SAME_FLAGS) go test -tags bench -c -o "$$out/bench" ./tests/bench; \
+	"$$out/bench" -test.timeout 30m
+
 .PHONY: bench
 bench: ## Run the benchmarks of all modules
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) work

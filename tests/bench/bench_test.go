@@ -1,0 +1,195 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/tests/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(socketVariable); socket != "" {
+		os.Exit(servePlugins(socket))
+	}
+	os.Exit(testenv.Main(context.Background(), withSummary{m}))
+}
+
+// withSummary prints the summary after the measurements.
+type withSummary struct{ *testing.M }
+
+// Run implements testenv.Runner.
+func (s withSummary) Run() int {
+	code := s.M.Run()
+	fmt.Println(strings.Join(summary, " "))
+	return code
+}
+
+// summary is the last line: ours to theirs, one pod at a time.
+var summary []string
+
+func summarise(name string, ours, theirs time.Duration) {
+	summary = append(summary, fmt.Sprintf("%s=%.2f", name, ratio(ours, theirs)))
+}
+
+// median of what was measured.
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// steps of a pod's life, in order.
+var steps = []string{"RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync", "stop and remove container", "stop and remove pod"}
+
+// TestSteps measures the steps of a pod with one container, one pod at a time and ten at once.
+func TestSteps(t *testing.T) {
+	ours, theirs := startBoth(t)
+	for _, pods := range []int{1, 10} {
+		rounds := 24 / min(pods, 6)
+		took := map[*node][][]time.Duration{ours: make([][]time.Duration, len(steps)), theirs: make([][]time.Duration, len(steps))}
+		for range rounds {
+			for _, n := range []*node{ours, theirs} {
+				for step, d := range lives(t, n, pods) {
+					took[n][step] = append(took[n][step], d...)
+				}
+			}
+		}
+		fmt.Printf("median of %d, with %d at once:     crisp  containerd  crisp/containerd\n", rounds*pods, pods)
+		var sums [2]time.Duration
+		for i, step := range steps {
+			a, b := median(took[ours][i]), median(took[theirs][i])
+			fmt.Printf("  %-28s %9.2f ms %9.2f ms %8.2f\n", step, ms(a), ms(b), ratio(a, b))
+			if i < 3 {
+				sums[0], sums[1] = sums[0]+a, sums[1]+b
+			}
+		}
+		fmt.Printf("  %-28s %9.2f ms %9.2f ms %8.2f\n", "start of a pod (first three)", ms(sums[0]), ms(sums[1]), ratio(sums[0], sums[1]))
+		if pods == 1 {
+			summarise("start_ratio", sums[0], sums[1])
+		}
+	}
+}
+
+func ms(d time.Duration) float64               { return float64(d) / float64(time.Millisecond) }
+func ratio(ours, theirs time.Duration) float64 { return float64(ours) / float64(theirs) }
+
+// lives lets pods live side by side, and gives what each took for each step.
+func lives(t *testing.T, n *node, pods int) (took [][]time.Duration) {
+	t.Helper()
+	took = make([][]time.Duration, len(steps))
+	var mu sync.Mutex
+	side(t, pods, func(int) *pod { return n.newPod() }, func(ctx context.Context, p *pod) error {
+		var id string
+		for step, do := range []func() error{
+			func() error { return p.run(ctx) },
+			func() (err error) { id, err = p.create(ctx); return err },
+			func() error { return p.start(ctx, id) },
+			func() error { return p.exec(ctx, id) },
+			func() error { return p.end(ctx, id) },
+			func() error { return p.remove(ctx) },
+		} {
+			begin := time.Now()
+			if err := do(); err != nil {
+				return fmt.Errorf("%s: %s: %w", n.name, steps[step], err)
+			}
+			d := time.Since(begin)
+			mu.Lock()
+			took[step] = append(took[step], d)
+			mu.Unlock()
+		}
+		return nil
+	})
+	return took
+}
+
+// side does something with pods side by side.
+func side(t *testing.T, count int, pick func(int) *pod, do func(context.Context, *pod) error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i := range count {
+		p := pick(i)
+		wg.Go(func() {
+			if err := do(t.Context(), p); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// TestPlugins measures what 1, 3 and 10 plugins add to a CreateContainer, with one pod and with
+// fifty at once. Rounds of the two runtimes and of all numbers of plugins alternate.
+func TestPlugins(t *testing.T) {
+	ours, theirs := startBoth(t)
+	counts := []int{0, 1, 3, 10}
+	fmt.Println("CreateContainer, median of what its caller waits; added: more than without plugins")
+	fmt.Println("plugins pods      crisp   added   containerd   added   added ratio")
+	for _, pods := range []int{1, 50} {
+		running := map[*node][]*pod{}
+		for _, n := range []*node{ours, theirs} {
+			for range pods {
+				running[n] = append(running[n], n.newPod())
+			}
+			side(t, pods, func(i int) *pod { return running[n][i] }, func(ctx context.Context, p *pod) error { return p.run(ctx) })
+		}
+		took := map[*node]map[int][]time.Duration{ours: {}, theirs: {}}
+		rounds, each := 12, 15
+		if pods > 1 {
+			rounds, each = 4, 3
+		}
+		for range rounds {
+			for _, count := range counts {
+				doneOurs, doneTheirs := ours.connect(t, count), theirs.connect(t, count)
+				for range each {
+					for _, n := range []*node{ours, theirs} {
+						took[n][count] = append(took[n][count], creations(t, running[n])...)
+					}
+				}
+				doneOurs()
+				doneTheirs()
+			}
+		}
+		var sums [2]time.Duration
+		for _, count := range counts {
+			a, b := median(took[ours][count]), median(took[theirs][count])
+			moreA, moreB := a-median(took[ours][0]), b-median(took[theirs][0])
+			fmt.Printf("%7d %4d %7.2f ms %7.2f %9.2f ms %7.2f %10.2f\n", count, pods, ms(a), ms(moreA), ms(b), ms(moreB), ratio(moreA, moreB))
+			sums[0], sums[1] = sums[0]+moreA, sums[1]+moreB
+		}
+		if pods == 1 {
+			summarise("added_ratio", sums[0], sums[1])
+		}
+		for _, n := range []*node{ours, theirs} {
+			side(t, pods, func(i int) *pod { return running[n][i] }, func(ctx context.Context, p *pod) error { return p.remove(ctx) })
+		}
+	}
+}
+
+// creations makes and removes a container in each pod, all at once, and gives what each creation took.
+func creations(t *testing.T, pods []*pod) (took []time.Duration) {
+	t.Helper()
+	var mu sync.Mutex
+	side(t, len(pods), func(i int) *pod { return pods[i] }, func(ctx context.Context, p *pod) error {
+		begin := time.Now()
+		id, err := p.create(ctx)
+		d := time.Since(begin)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.node.name, err)
+		}
+		mu.Lock()
+		took = append(took, d)
+		mu.Unlock()
+		return p.removeContainer(ctx, id)
+	})
+	return took
+}
