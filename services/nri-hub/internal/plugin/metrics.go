@@ -1,8 +1,10 @@
 package plugin
 
 import (
+	"container/list"
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
@@ -11,12 +13,22 @@ import (
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/plug"
 )
 
-// Metrics counts what plugins are asked and how they answer.
+// maxLabelled is how many plugins have metrics of their own. Whoever may connect chooses its name,
+// and could connect again and again with others.
+const maxLabelled = 256
+
+// Metrics counts what plugins are asked and how they answer, for those that were called last.
+// It is safe for concurrent use.
 type Metrics struct {
 	invocations *prometheus.CounterVec
 	latency     *prometheus.HistogramVec
 	active      prometheus.Gauge
 	degraded    prometheus.Gauge
+
+	// mu guards all below.
+	mu     sync.Mutex
+	names  map[string]*list.Element
+	latest *list.List // of names, the one that was called last in front
 }
 
 // NewMetrics registers the metrics of plugins.
@@ -39,6 +51,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 			Name: "crisp_nri_degraded_plugins",
 			Help: "Plugins that have not answered in time; requests go on without them.",
 		}),
+		names: make(map[string]*list.Element), latest: list.New(),
 	}
 	return m, errors.Join(reg.Register(m.invocations), reg.Register(m.latency), reg.Register(m.active), reg.Register(m.degraded))
 }
@@ -52,11 +65,34 @@ func (m *Metrics) SetActive(active, degraded int) {
 // TimedOut counts a call that was not answered in time. Its answer, if it comes, counts
 // again, as a late one.
 func (m *Metrics) TimedOut(plugin plug.ID, e nri.Event) {
-	m.invocations.WithLabelValues(plugin.String(), e.PrettyName(), "timeout").Inc()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.invocations.WithLabelValues(m.label(plugin), e.PrettyName(), "timeout").Inc()
+}
+
+// label is the plugin's name; the plugin that was called least lately loses its metrics for it if
+// there are too many. mu is held, and on until the name is used.
+func (m *Metrics) label(plugin plug.ID) string {
+	name := plugin.String()
+	if e := m.names[name]; e != nil {
+		m.latest.MoveToFront(e)
+		return name
+	}
+	m.names[name] = m.latest.PushFront(name)
+	if oldest := m.latest.Back(); m.latest.Len() > maxLabelled {
+		gone, _ := m.latest.Remove(oldest).(string)
+		delete(m.names, gone)
+		m.invocations.DeletePartialMatch(prometheus.Labels{"plugin": gone})
+		m.latency.DeletePartialMatch(prometheus.Labels{"plugin": gone})
+	}
+	return name
 }
 
 func (m *Metrics) called(plugin plug.ID, operation string, begin time.Time, outcome string) {
-	m.latency.WithLabelValues(plugin.String(), operation).Observe(time.Since(begin).Seconds())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	name := m.label(plugin)
+	m.latency.WithLabelValues(name, operation).Observe(time.Since(begin).Seconds())
 	switch operation {
 	case "Configure", "Synchronize", "Shutdown":
 	default:
@@ -64,7 +100,7 @@ func (m *Metrics) called(plugin plug.ID, operation string, begin time.Time, outc
 			return // an event: counted by TimedOut when the time was up
 		}
 	}
-	m.invocations.WithLabelValues(plugin.String(), operation, outcome).Inc()
+	m.invocations.WithLabelValues(name, operation, outcome).Inc()
 }
 
 func result(err error) string {
