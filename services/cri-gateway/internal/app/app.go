@@ -25,6 +25,7 @@ import (
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/sequence"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/status"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 	"github.com/crisp-cri/crisp/services/internal/admin"
 	"github.com/crisp-cri/crisp/services/internal/buildinfo"
 	"github.com/crisp-cri/crisp/services/internal/lifecycle"
@@ -187,7 +188,7 @@ func streamingTLS(cfg config.Streaming, log *slog.Logger) (*tls.Config, error) {
 	if cfg.TLSCertFile == "" {
 		return nil, nil //nolint:nilnil // plain HTTP
 	}
-	files := streaming.TLSFiles{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}
+	files := listen.TLSFiles{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}
 	var err error
 	if files.MinVersion, err = cfg.MinVersion(); err != nil {
 		return nil, err
@@ -195,7 +196,7 @@ func streamingTLS(cfg config.Streaming, log *slog.Logger) (*tls.Config, error) {
 	if files.CipherSuites, err = cfg.CipherSuites(); err != nil {
 		return nil, err
 	}
-	return streaming.NewTLS(files, log)
+	return listen.NewTLS(files, log)
 }
 
 // newEvents returns the feed of container events as the handlers see it, and keeps it if

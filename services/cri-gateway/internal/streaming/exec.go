@@ -10,6 +10,8 @@ import (
 	utilexec "k8s.io/utils/exec"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/client"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 )
 
 // inputChunk is how much input goes into one message to sandboxd.
@@ -25,7 +27,7 @@ type process struct {
 
 // exec runs a command for a client. Errors: utilexec.CodeExitError, and why the command
 // could not be run.
-func (s *Server) exec(ctx context.Context, req execSession, c *client) error {
+func (s *Server) exec(ctx context.Context, req execSession, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := s.containers.Exec(ctx)
@@ -44,7 +46,7 @@ func (s *Server) exec(ctx context.Context, req execSession, c *client) error {
 	if err := stream.Send(first); err != nil && !errors.Is(err, io.EOF) {
 		return err // an end of the stream is explained by what is received
 	}
-	return pump(ctx, cancel, c, c.stdin, process{
+	return pump(ctx, cancel, c, c.Stdin, process{
 		send: func(in *containerv1.Input) error {
 			return stream.Send(&containerv1.ExecRequest{Message: &containerv1.ExecRequest_Input{Input: in}})
 		},
@@ -72,7 +74,7 @@ func exitError(code int32) error {
 }
 
 // attach connects a client to a container's first process until either ends.
-func (s *Server) attach(ctx context.Context, req attachSession, c *client) error {
+func (s *Server) attach(ctx context.Context, req attachSession, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := s.containers.Attach(ctx)
@@ -91,10 +93,10 @@ func (s *Server) attach(ctx context.Context, req attachSession, c *client) error
 	if err := stream.Send(first); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	input := c.stdin
+	input := c.Stdin
 	if !takesInput && input != nil {
 		// What the client sends all the same must not block its other streams.
-		c.readers.Go(func() { _, _ = io.Copy(io.Discard, c.stdin) })
+		c.Go(func() { _, _ = io.Copy(io.Discard, c.Stdin) })
 		input = nil
 	}
 	return pump(ctx, cancel, c, input, process{
@@ -110,15 +112,15 @@ func (s *Server) attach(ctx context.Context, req attachSession, c *client) error
 
 // pump carries input and output until the process ends or the client is gone. It returns
 // nil if the process ended well. cancel must end the process' stream.
-func pump(ctx context.Context, cancel context.CancelFunc, c *client, stdin io.Reader, p process) error {
+func pump(ctx context.Context, cancel context.CancelFunc, c *client.Client, stdin io.Reader, p process) error {
 	chunks := make(chan []byte)
 	var tasks sync.WaitGroup
 	if stdin != nil {
 		// A read from the client ends no earlier than its connection, which has to
-		// stay for the outcome; client.close waits for it.
-		c.readers.Go(func() { readInput(ctx, stdin, chunks) })
+		// stay for the outcome; Client.Close waits for it.
+		c.Go(func() { readInput(ctx, stdin, chunks) })
 	}
-	tasks.Go(func() { sendInput(ctx, c.sizes, chunks, p) })
+	tasks.Go(func() { sendInput(ctx, c.Sizes(), chunks, p) })
 	err := receiveOutput(c, p)
 	cancel()
 	tasks.Wait()
@@ -148,13 +150,13 @@ func readInput(ctx context.Context, stdin io.Reader, chunks chan<- []byte) {
 }
 
 // sendInput is the one goroutine that sends to the process.
-func sendInput(ctx context.Context, sizes *sizes, chunks <-chan []byte, p process) {
+func sendInput(ctx context.Context, sizes <-chan *containerv1.TerminalSize, chunks <-chan []byte, p process) {
 	for {
 		var in *containerv1.Input
 		select {
 		case <-ctx.Done():
 			return
-		case size := <-sizes.ready:
+		case size := <-sizes:
 			in = &containerv1.Input{Input: &containerv1.Input_Resize{Resize: size}}
 		case chunk, ok := <-chunks:
 			if ok {
@@ -171,7 +173,7 @@ func sendInput(ctx context.Context, sizes *sizes, chunks <-chan []byte, p proces
 }
 
 // receiveOutput writes what the process writes, until its end.
-func receiveOutput(c *client, p process) error {
+func receiveOutput(c *client.Client, p process) error {
 	for {
 		out, err := p.recv()
 		if err != nil {
@@ -179,9 +181,9 @@ func receiveOutput(c *client, p process) error {
 		}
 		switch o := out.GetOutput().(type) {
 		case *containerv1.Output_Stdout:
-			err = writeTo(c.stdout, o.Stdout)
+			err = writeTo(c.Stdout, o.Stdout)
 		case *containerv1.Output_Stderr:
-			err = writeTo(c.stderr, o.Stderr)
+			err = writeTo(c.Stderr, o.Stderr)
 		}
 		if err != nil {
 			return err
@@ -194,7 +196,7 @@ func writeTo(w io.Writer, data []byte) error {
 		return nil
 	}
 	if _, err := w.Write(data); err != nil {
-		return errors.Join(errClientGone, err)
+		return errors.Join(listen.ErrGone, err)
 	}
 	return nil
 }

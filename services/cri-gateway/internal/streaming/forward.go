@@ -7,6 +7,7 @@ import (
 	"time"
 
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 )
 
 // halfCloseGrace is how long a client may take to close its side of a forwarded
@@ -25,7 +26,7 @@ type forwarder struct {
 // PortForward implements portforward.PortForwarder.
 func (f *forwarder) PortForward(_ context.Context, sandboxID, _ string, port int32, local io.ReadWriteCloser) error {
 	if !f.streams.enter() {
-		return errClientGone
+		return listen.ErrGone
 	}
 	defer f.streams.leave()
 	ctx, cancel := context.WithCancel(f.ctx)
@@ -91,7 +92,7 @@ func receiveRemote(remote remoteStream, local io.Writer) error {
 			return err
 		}
 		if _, err := local.Write(m.GetData()); err != nil {
-			return errors.Join(errClientGone, err)
+			return errors.Join(listen.ErrGone, err)
 		}
 	}
 }

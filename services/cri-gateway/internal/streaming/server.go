@@ -17,6 +17,8 @@ import (
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	sandboxv1 "github.com/crisp-cri/crisp/proto/gen/crisp/sandbox/v1"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/client"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 )
 
 const headerTimeout = 10 * time.Second
@@ -37,14 +39,14 @@ type Config struct {
 type execSession struct {
 	containerID string
 	command     []string
-	streams     Streams
+	streams     client.Streams
 }
 
 // attachSession is a container to attach to.
 type attachSession struct {
 	containerID string
 	// streams are those that the client opens.
-	streams Streams
+	streams client.Streams
 	// terminal and stdin tell what the container has.
 	terminal, stdin bool
 }
@@ -54,11 +56,6 @@ type forwardSession struct {
 	sandboxID string
 	// ports are used with WebSocket; SPDY clients name them later.
 	ports []int32
-}
-
-// Streams tells which streams a client opens.
-type Streams struct {
-	Stdin, Stdout, Stderr, Terminal bool
 }
 
 // Server serves sessions. Its methods may be called concurrently.
@@ -102,7 +99,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", s.cfg.Listen, err)
 	}
-	lis := &listener{Listener: tcp, conns: make(map[*conn]struct{})}
+	lis := listen.New(tcp)
 	var served net.Listener = lis
 	s.base = &url.URL{Scheme: "http", Host: tcp.Addr().String()}
 	if s.cfg.TLS != nil {
@@ -113,7 +110,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	httpServer := &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: headerTimeout,
-		ConnContext:       withConn,
+		ConnContext:       listen.ConnContext,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
@@ -126,7 +123,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		_ = httpServer.Close()
 		err = <-failed
 	}
-	lis.abort()
+	lis.Abort()
 	s.sessions.close()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -150,7 +147,7 @@ func (s *Server) ExecURL(req *criv1.ExecRequest) (string, error) {
 	return urlOf(s, "exec", s.execs, execSession{
 		containerID: req.GetContainerId(),
 		command:     req.GetCmd(),
-		streams:     Streams{req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()},
+		streams:     client.Streams{Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(), Terminal: req.GetTty()},
 	})
 }
 
@@ -160,7 +157,7 @@ func (s *Server) ExecURL(req *criv1.ExecRequest) (string, error) {
 func (s *Server) AttachURL(req *criv1.AttachRequest, terminal, stdin bool) (string, error) {
 	return urlOf(s, "attach", s.attaches, attachSession{
 		containerID: req.GetContainerId(),
-		streams:     Streams{req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()},
+		streams:     client.Streams{Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(), Terminal: req.GetTty()},
 		terminal:    terminal,
 		stdin:       stdin,
 	})
@@ -191,7 +188,7 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	s.serveSession(w, r, req.streams, func(ctx context.Context, c *client) error {
+	s.serveSession(w, r, req.streams, func(ctx context.Context, c *client.Client) error {
 		return s.exec(ctx, req, c)
 	})
 }
@@ -202,34 +199,30 @@ func (s *Server) serveAttach(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	s.serveSession(w, r, req.streams, func(ctx context.Context, c *client) error {
+	s.serveSession(w, r, req.streams, func(ctx context.Context, c *client.Client) error {
 		return s.attach(ctx, req, c)
 	})
 }
 
 // serveSession opens the client's streams, does the work and reports its outcome.
 func (s *Server) serveSession(
-	w http.ResponseWriter, r *http.Request, want Streams, work func(context.Context, *client) error,
+	w http.ResponseWriter, r *http.Request, want client.Streams, work func(context.Context, *client.Client) error,
 ) {
 	if !s.sessions.enter() {
-		http.Error(w, errStopping.Error(), http.StatusServiceUnavailable)
+		http.Error(w, listen.ErrStopping.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	defer s.sessions.leave()
-	ctx, cancel := sessionContext(r.Context())
+	ctx, cancel := listen.Context(r.Context())
 	defer cancel()
-	open := s.openSPDY
-	if isWebSocket(r) {
-		open = s.openWebSocket
-	}
-	c, err := open(ctx, w, r, want)
+	c, err := client.Open(ctx, w, r, want, client.Limits{Idle: s.cfg.IdleTimeout, Creation: s.cfg.CreationTimeout})
 	if err != nil {
 		s.log.DebugContext(ctx, "streams not opened", slog.Any("error", err))
 		return
 	}
-	defer c.close()
+	defer c.Close()
 	err = work(ctx, c)
-	if err := c.report(err); err != nil && ctx.Err() == nil {
+	if err := c.Report(err); err != nil && ctx.Err() == nil {
 		s.log.DebugContext(ctx, "outcome not delivered", slog.Any("error", err))
 	}
 }
@@ -241,15 +234,15 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !s.sessions.enter() {
-		http.Error(w, errStopping.Error(), http.StatusServiceUnavailable)
+		http.Error(w, listen.ErrStopping.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	defer s.sessions.leave()
-	ctx, cancel := sessionContext(r.Context())
+	ctx, cancel := listen.Context(r.Context())
 	defer cancel()
-	if isTunnel(r) {
+	if client.IsTunnel(r) {
 		var err error
-		if w, r, err = openTunnel(w, r); err != nil {
+		if w, r, err = client.OpenTunnel(w, r); err != nil {
 			s.log.DebugContext(ctx, "tunnel not opened", slog.Any("error", err))
 			return
 		}

@@ -23,15 +23,15 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
-	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming"
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 // tlsServer returns the configuration of a server by the files, and the log of it.
-func tlsServer(t *testing.T, files streaming.TLSFiles) (*tls.Config, *bytes.Buffer) {
+func tlsServer(t *testing.T, files listen.TLSFiles) (*tls.Config, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
-	config, err := streaming.NewTLS(files, slog.New(slog.NewTextHandler(&log, nil)))
+	config, err := listen.NewTLS(files, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestSessionsOverTLS(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { testkit.Eventually(t, 30*time.Second, func() error { return goleak.Find(before) }) })
 	cert, key := testkit.Certificate(t)
-	server, _ := tlsServer(t, streaming.TLSFiles{Cert: cert, Key: key, MinVersion: tls.VersionTLS12})
+	server, _ := tlsServer(t, listen.TLSFiles{Cert: cert, Key: key, MinVersion: tls.VersionTLS12})
 	b := newTLSBench(t, server)
 	request := &criv1.ExecRequest{ContainerId: "c", Cmd: []string{"sum"}, Stdin: true, Stdout: true}
 	sum := sha256.Sum256([]byte("through"))
@@ -124,21 +124,21 @@ func TestTLSTerms(t *testing.T) {
 	cert, key := testkit.Certificate(t)
 	clientCert, clientKey := testkit.Certificate(t)
 	otherCert, otherKey := testkit.Certificate(t)
-	plain := streaming.TLSFiles{Cert: cert, Key: key, MinVersion: tls.VersionTLS12}
-	with := func(change func(*streaming.TLSFiles)) streaming.TLSFiles {
+	plain := listen.TLSFiles{Cert: cert, Key: key, MinVersion: tls.VersionTLS12}
+	with := func(change func(*listen.TLSFiles)) listen.TLSFiles {
 		f := plain
 		change(&f)
 		return f
 	}
-	wanted := with(func(f *streaming.TLSFiles) { f.ClientCA = clientCert })
-	newer := with(func(f *streaming.TLSFiles) { f.MinVersion = tls.VersionTLS13 })
-	suite := with(func(f *streaming.TLSFiles) { f.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384} })
+	wanted := with(func(f *listen.TLSFiles) { f.ClientCA = clientCert })
+	newer := with(func(f *listen.TLSFiles) { f.MinVersion = tls.VersionTLS13 })
+	suite := with(func(f *listen.TLSFiles) { f.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384} })
 	older := trusting(t, cert)
 	older.MaxVersion = tls.VersionTLS12
 	oneSuite := older.Clone()
 	oneSuite.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}
 	for name, tt := range map[string]struct {
-		server streaming.TLSFiles
+		server listen.TLSFiles
 		client *tls.Config
 		bad    bool
 	}{
@@ -163,7 +163,7 @@ func TestTLSTerms(t *testing.T) {
 
 func TestTLSFilesAreReloaded(t *testing.T) {
 	dir := t.TempDir()
-	files := streaming.TLSFiles{
+	files := listen.TLSFiles{
 		Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"), ClientCA: filepath.Join(dir, "ca"), MinVersion: tls.VersionTLS12,
 	}
 	replace := func(path, from string) {
@@ -223,18 +223,18 @@ func TestSenselessTLSFilesAreRefused(t *testing.T) {
 	cert, key := testkit.Certificate(t)
 	_, otherKey := testkit.Certificate(t)
 	for name, tt := range map[string]struct {
-		files streaming.TLSFiles
+		files listen.TLSFiles
 		err   error
 		named string
 	}{
-		"no certificate":     {streaming.TLSFiles{Cert: "/nowhere/cert", Key: key}, fs.ErrNotExist, "/nowhere/cert"},
-		"no key":             {streaming.TLSFiles{Cert: cert, Key: "/nowhere/key"}, fs.ErrNotExist, "/nowhere/key"},
-		"key of another":     {streaming.TLSFiles{Cert: cert, Key: otherKey}, errdefs.ErrInvalidArgument, otherKey},
-		"no authority":       {streaming.TLSFiles{Cert: cert, Key: key, ClientCA: "/nowhere/ca"}, fs.ErrNotExist, "/nowhere/ca"},
-		"authority is a key": {streaming.TLSFiles{Cert: cert, Key: key, ClientCA: key}, errdefs.ErrInvalidArgument, key},
+		"no certificate":     {listen.TLSFiles{Cert: "/nowhere/cert", Key: key}, fs.ErrNotExist, "/nowhere/cert"},
+		"no key":             {listen.TLSFiles{Cert: cert, Key: "/nowhere/key"}, fs.ErrNotExist, "/nowhere/key"},
+		"key of another":     {listen.TLSFiles{Cert: cert, Key: otherKey}, errdefs.ErrInvalidArgument, otherKey},
+		"no authority":       {listen.TLSFiles{Cert: cert, Key: key, ClientCA: "/nowhere/ca"}, fs.ErrNotExist, "/nowhere/ca"},
+		"authority is a key": {listen.TLSFiles{Cert: cert, Key: key, ClientCA: key}, errdefs.ErrInvalidArgument, key},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := streaming.NewTLS(tt.files, slog.New(slog.DiscardHandler))
+			_, err := listen.NewTLS(tt.files, slog.New(slog.DiscardHandler))
 			if !errors.Is(err, tt.err) || !strings.Contains(err.Error(), tt.named) {
 				t.Errorf("error %v, want %v that names %s", err, tt.err, tt.named)
 			}

@@ -1,4 +1,4 @@
-package streaming
+package listen
 
 import (
 	"context"
@@ -11,23 +11,20 @@ import (
 	"time"
 )
 
-const (
-	// linger is how long a closed connection still takes in what the client sends.
-	// Closing with unread input would make the kernel throw away output that the
-	// client has not read yet.
-	linger = 2 * time.Second
-	// pingPeriod is how often idle sessions are probed. A client that is gone is
-	// noticed after at most two periods even if nothing is read from it.
-	pingPeriod = 20 * time.Second
-)
+// linger is how long a closed connection still takes in what the client sends.
+// Closing with unread input would make the kernel throw away output that the
+// client has not read yet.
+const linger = 2 * time.Second
 
 var (
-	errClientGone = errors.New("client is gone")
-	errStopping   = errors.New("streaming server stops")
+	// ErrGone says that the client has closed the connection, or is not there any more.
+	ErrGone = errors.New("client is gone")
+	// ErrStopping says that the server ends.
+	ErrStopping = errors.New("streaming server stops")
 )
 
-// listener hands out connections that know when their client is gone.
-type listener struct {
+// Listener hands out connections that know when their client is gone. Use New.
+type Listener struct {
 	net.Listener
 
 	// mu guards everything below.
@@ -35,8 +32,11 @@ type listener struct {
 	conns map[*conn]struct{}
 }
 
+// New returns a listener whose connections can be aborted together.
+func New(l net.Listener) *Listener { return &Listener{Listener: l, conns: make(map[*conn]struct{})} }
+
 // Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -48,14 +48,14 @@ func (l *listener) Accept() (net.Conn, error) {
 	return tracked, nil
 }
 
-func (l *listener) forget(c *conn) {
+func (l *Listener) forget(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.conns, c)
 }
 
-// abort ends all connections, those that were taken over from the HTTP server too.
-func (l *listener) abort() {
+// Abort ends all connections, those that were taken over from the HTTP server too.
+func (l *Listener) Abort() {
 	l.mu.Lock()
 	conns := make([]*conn, 0, len(l.conns))
 	for c := range l.conns {
@@ -63,7 +63,7 @@ func (l *listener) abort() {
 	}
 	l.mu.Unlock()
 	for _, c := range conns {
-		c.end(errStopping)
+		c.end(ErrStopping)
 		_ = c.Conn.Close()
 	}
 }
@@ -97,7 +97,7 @@ func (c *conn) note(err error) {
 	// The HTTP server interrupts its own read by a deadline before it lets go of the
 	// connection.
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		c.end(errClientGone)
+		c.end(ErrGone)
 	}
 }
 
@@ -152,8 +152,8 @@ func (c *conn) context(ctx context.Context) (context.Context, context.CancelFunc
 
 type connKey struct{}
 
-// withConn keeps the connection of a request findable; see http.Server.ConnContext.
-func withConn(ctx context.Context, c net.Conn) context.Context {
+// ConnContext keeps the connection of a request findable; it is for http.Server.ConnContext.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if secured, ok := c.(*tls.Conn); ok {
 		c = secured.NetConn()
 	}
@@ -163,9 +163,9 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// sessionContext returns a context that ends when the client of ctx's request is gone.
+// Context returns a context that ends when the client of ctx's request is gone.
 // An HTTP server does not tell once the connection has been taken over.
-func sessionContext(ctx context.Context) (context.Context, context.CancelFunc) {
+func Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c, ok := ctx.Value(connKey{}).(*conn); ok {
 		return c.context(ctx)
 	}

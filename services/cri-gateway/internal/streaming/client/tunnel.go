@@ -1,4 +1,4 @@
-package streaming
+package client
 
 import (
 	"bufio"
@@ -18,10 +18,10 @@ import (
 // forwarding in the binary messages of a WebSocket connection.
 const wsTunnel = "SPDY/3.1+" + portforward.ProtocolV1Name
 
-// openTunnel upgrades a request to WebSocket and returns writer and request as if the client
+// OpenTunnel upgrades a request to WebSocket and returns writer and request as if the client
 // had asked for SPDY on what the messages carry. Mistakes of the client are answered with an
 // HTTP error.
-func openTunnel(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *http.Request, error) {
+func OpenTunnel(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *http.Request, error) {
 	upgrader := websocket.Upgrader{
 		CheckOrigin: func(*http.Request) bool { return true }, // the token in the URL is the authority
 	}
@@ -37,8 +37,9 @@ func openTunnel(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *h
 	return &tunnelWriter{conn: &tunnel{ws: ws}, header: http.Header{}}, inner, nil
 }
 
-func isTunnel(r *http.Request) bool {
-	return isWebSocket(r) && slices.Contains(websocket.Subprotocols(r), wsTunnel)
+// IsTunnel reports whether a client asks for port forwarding through a tunnel.
+func IsTunnel(r *http.Request) bool {
+	return websocket.IsWebSocketUpgrade(r) && slices.Contains(websocket.Subprotocols(r), wsTunnel)
 }
 
 // tunnelWriter is the answer to a client that has had its HTTP answer: what is said of the

@@ -1,4 +1,4 @@
-package streaming
+package client
 
 import (
 	"context"
@@ -21,7 +21,7 @@ type spdyStream struct {
 }
 
 // openSPDY upgrades a request to SPDY and waits for the client's streams.
-func (s *Server) openSPDY(ctx context.Context, w http.ResponseWriter, r *http.Request, want Streams) (*client, error) {
+func openSPDY(ctx context.Context, w http.ResponseWriter, r *http.Request, want Streams, limits Limits) (*Client, error) {
 	protocol, err := httpstream.Handshake(r, w, remotecommand.SupportedStreamingProtocols)
 	if err != nil {
 		return nil, err
@@ -41,8 +41,8 @@ func (s *Server) openSPDY(ctx context.Context, w http.ResponseWriter, r *http.Re
 	if conn == nil {
 		return nil, errors.New("no upgrade to SPDY") // the client has been told why
 	}
-	conn.SetIdleTimeout(s.cfg.IdleTimeout)
-	streams, err := s.collect(ctx, opened, wantedStreams(protocol, want))
+	conn.SetIdleTimeout(limits.Idle)
+	streams, err := collect(ctx, opened, wantedStreams(protocol, want), limits.Creation)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -69,11 +69,11 @@ func wantedStreams(protocol string, want Streams) map[string]bool {
 	return types
 }
 
-// collect waits until the client has opened one stream of each wanted type.
-func (s *Server) collect(
-	ctx context.Context, opened <-chan spdyStream, wanted map[string]bool,
+// collect waits until the client has opened one stream of each wanted type, but no longer than limit.
+func collect(
+	ctx context.Context, opened <-chan spdyStream, wanted map[string]bool, limit time.Duration,
 ) (map[string]httpstream.Stream, error) {
-	timer := time.NewTimer(s.cfg.CreationTimeout)
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	streams := make(map[string]httpstream.Stream, len(wanted))
 	var replies []<-chan struct{}
@@ -103,8 +103,8 @@ func (s *Server) collect(
 	return streams, nil
 }
 
-func newSPDYClient(conn httpstream.Connection, protocol string, streams map[string]httpstream.Stream) *client {
-	c := &client{
+func newSPDYClient(conn httpstream.Connection, protocol string, streams map[string]httpstream.Stream) *Client {
+	c := &Client{
 		sizes:      newSizes(),
 		structured: protocol == remotecommand.StreamProtocolV4Name,
 		outcome:    streams[remotecommand.StreamTypeError],
@@ -112,13 +112,13 @@ func newSPDYClient(conn httpstream.Connection, protocol string, streams map[stri
 	}
 	// A nil stream must not become an interface that is not nil.
 	if stream := streams[remotecommand.StreamTypeStdin]; stream != nil {
-		c.stdin = stream
+		c.Stdin = stream
 	}
 	if stream := streams[remotecommand.StreamTypeStdout]; stream != nil {
-		c.stdout = stream
+		c.Stdout = stream
 	}
 	if stream := streams[remotecommand.StreamTypeStderr]; stream != nil {
-		c.stderr = stream
+		c.Stderr = stream
 	}
 	if resize := streams[remotecommand.StreamTypeResize]; resize != nil {
 		c.readers.Go(func() { c.sizes.readFrom(resize) })

@@ -1,4 +1,4 @@
-package streaming
+package client
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/gorilla/websocket"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"github.com/crisp-cri/crisp/services/cri-gateway/internal/streaming/listen"
 )
 
 // The sub-protocols of a WebSocket session. The first byte of a message is its channel;
@@ -31,9 +33,10 @@ const (
 	// maxChunk is the most output that goes into one message.
 	maxChunk     = 32 << 10
 	writeTimeout = 10 * time.Second
+	// pingPeriod is how often idle sessions are probed. A client that is gone is
+	// noticed after at most two periods even if nothing is read from it.
+	pingPeriod = 20 * time.Second
 )
-
-func isWebSocket(r *http.Request) bool { return websocket.IsWebSocketUpgrade(r) }
 
 // wsConn is a WebSocket connection with channels.
 type wsConn struct {
@@ -51,7 +54,7 @@ type wsConn struct {
 
 // openWebSocket upgrades a request to WebSocket. Mistakes of the client are answered
 // with an HTTP error.
-func (s *Server) openWebSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, want Streams) (*client, error) {
+func openWebSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, want Streams, limits Limits) (*Client, error) {
 	offered := websocket.Subprotocols(r)
 	supported := []string{wsV5, wsV4, wsV4Base64, wsPlain, wsBase64}
 	protocol, ok := choose(offered, supported)
@@ -76,7 +79,7 @@ func (s *Server) openWebSocket(ctx context.Context, w http.ResponseWriter, r *ht
 		ws:       ws,
 		base64:   protocol == wsBase64 || protocol == wsV4Base64,
 		closable: protocol == wsV5,
-		idle:     s.cfg.IdleTimeout,
+		idle:     limits.Idle,
 		sizes:    newSizes(),
 	}
 	c := conn.client(ctx, want)
@@ -103,18 +106,18 @@ func choose(offered, supported []string) (string, bool) {
 }
 
 // client returns the session's client and starts to read from it.
-func (c *wsConn) client(ctx context.Context, want Streams) *client {
-	out := &client{sizes: c.sizes, outcome: c.channel(remotecommand.StreamErr), readers: &sync.WaitGroup{}}
+func (c *wsConn) client(ctx context.Context, want Streams) *Client {
+	out := &Client{sizes: c.sizes, outcome: c.channel(remotecommand.StreamErr), readers: &sync.WaitGroup{}}
 	if want.Stdout {
-		out.stdout = c.channel(remotecommand.StreamStdOut)
+		out.Stdout = c.channel(remotecommand.StreamStdOut)
 	}
 	if want.Stderr {
-		out.stderr = c.channel(remotecommand.StreamStdErr)
+		out.Stderr = c.channel(remotecommand.StreamStdErr)
 	}
 	var stdin *io.PipeReader
 	if want.Stdin {
 		stdin, c.stdin = io.Pipe()
-		out.stdin = stdin
+		out.Stdin = stdin
 	}
 	out.readers.Go(c.readAll)
 	ctx, cancel := context.WithCancel(ctx)
@@ -172,7 +175,7 @@ func (c *wsConn) readAll() {
 	defer func() {
 		_ = c.ws.Close()
 		if c.stdin != nil {
-			_ = c.stdin.CloseWithError(errClientGone)
+			_ = c.stdin.CloseWithError(listen.ErrGone)
 		}
 	}()
 	for {
@@ -248,7 +251,7 @@ func (c *wsConn) write(channel int, data []byte) error {
 	defer c.mu.Unlock()
 	c.touch()
 	if err := c.ws.WriteMessage(kind, message); err != nil {
-		return errors.Join(errClientGone, err)
+		return errors.Join(listen.ErrGone, err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
-package streaming
+package client
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,21 +9,37 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
+	"github.com/gorilla/websocket"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/utils/exec"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 )
 
-// client is the client's end of an exec or attach session, whatever protocol it speaks.
-type client struct {
-	// stdin is nil if the client has none. Its reads end when the client closes it,
+// Streams tells which streams a client opens.
+type Streams struct {
+	Stdin, Stdout, Stderr, Terminal bool
+}
+
+// Limits are the times that a client has.
+type Limits struct {
+	// Idle ends sessions over which nothing was sent for so long; 0 means never.
+	Idle time.Duration
+	// Creation ends SPDY sessions whose client does not open its streams.
+	Creation time.Duration
+}
+
+// Client is the client's end of an exec or attach session, whatever protocol it speaks.
+type Client struct {
+	// Stdin is nil if the client has none. Its reads end when the client closes it,
 	// or when the session is closed.
-	stdin io.Reader
-	// stdout and stderr are nil if the client does not want them.
-	stdout, stderr io.Writer
-	sizes          *sizes
+	Stdin io.Reader
+	// Stdout and Stderr are nil if the client does not want them.
+	Stdout, Stderr io.Writer
+
+	sizes *sizes
 	// structured tells that the outcome is written as a status object; older
 	// protocols take the plain text of a failure.
 	structured bool
@@ -32,6 +49,25 @@ type client struct {
 	// close ends the connection and waits for readers.
 	close func()
 }
+
+// Open upgrades a request to SPDY or WebSocket and waits until the client has opened its
+// streams. ctx is the session's. Mistakes of the client are answered with an HTTP error. The
+// caller owes a Close.
+func Open(ctx context.Context, w http.ResponseWriter, r *http.Request, want Streams, limits Limits) (*Client, error) {
+	if websocket.IsWebSocketUpgrade(r) {
+		return openWebSocket(ctx, w, r, want, limits)
+	}
+	return openSPDY(ctx, w, r, want, limits)
+}
+
+// Sizes gives the latest size of the client's terminal that was not taken yet.
+func (c *Client) Sizes() <-chan *containerv1.TerminalSize { return c.sizes.ready }
+
+// Go runs what reads from the client, for which Close waits.
+func (c *Client) Go(read func()) { c.readers.Go(read) }
+
+// Close ends the connection, and returns when nothing reads from it any more.
+func (c *Client) Close() { c.close() }
 
 // status is the part of a Kubernetes status object that clients read.
 type status struct {
@@ -51,8 +87,9 @@ type statusCause struct {
 	Message string `json:"message,omitempty"`
 }
 
-// report tells the client how the session ended.
-func (c *client) report(err error) error {
+// Report tells the client how the session ended: an utilexec.ExitError is the exit code of its
+// process, nil stands for 0.
+func (c *Client) Report(err error) error {
 	st := statusOf(err)
 	if !c.structured {
 		if err == nil {
