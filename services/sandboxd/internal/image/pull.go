@@ -22,6 +22,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
@@ -32,7 +33,7 @@ const cleanupTimeout = time.Minute
 // request is one pull.
 type request struct {
 	name        reference.Named
-	creds       registry.Credentials
+	creds       login.Credentials
 	snapshotter string
 }
 
@@ -68,7 +69,7 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 	if err != nil {
 		return "", err
 	}
-	creds, err := registry.ParseAuth(auth)
+	creds, err := login.ParseAuth(auth)
 	if err != nil {
 		return "", err
 	}

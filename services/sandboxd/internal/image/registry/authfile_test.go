@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"encoding/base64"
 	"errors"
 	"net/http"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 )
 
 func writeAuthFile(t *testing.T, text string) string {
@@ -21,44 +21,6 @@ func writeAuthFile(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-func TestAuthFile(t *testing.T) {
-	path := writeAuthFile(t, `{"auths": {
-		"https://index.docker.io/v1/": {"auth": "`+base64.StdEncoding.EncodeToString([]byte("hub:h:1"))+`"},
-		"quay.example": {"username": "all", "password": "p"},
-		"quay.example/team": {"identitytoken": "idt"},
-		"quay.example/team/app": {"registrytoken": "rt"},
-		"local:5000": {}
-	}, "credsStore": "x"}`)
-	f, err := readAuthFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]Credentials{
-		"registry-1.docker.io library/x": {Username: "hub", Secret: "h:1"},
-		"quay.example other/app":         {Username: "all", Secret: "p"},
-		"quay.example teams/app":         {Username: "all", Secret: "p"},
-		"quay.example team/other":        {Secret: "idt"},
-		"quay.example team/app":          {Token: "rt"},
-		"quay.example team/app/x":        {Token: "rt"},
-		"local:5000 x":                   {},
-		"example team/app":               {},
-	} {
-		host, repo, _ := strings.Cut(name, " ")
-		if got := f.For(host, repo); got != want {
-			t.Errorf("%s: %+v, want %+v", name, got, want)
-		}
-	}
-	for name, text := range map[string]string{"JSON": `{`, "base64": `{"auths":{"x":{"auth":"!secret!"}}}`} {
-		bad := writeAuthFile(t, text)
-		if _, err := readAuthFile(bad); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), bad) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("bad %s: %v", name, err)
-		}
-	}
-	if f, err := readAuthFile("/nonexistent/auth.json"); f != nil || err != nil {
-		t.Errorf("no file: %v %v", f, err)
-	}
 }
 
 // TestAuthFileIsUsed checks that the credentials of the file are for those who bring none.
@@ -76,18 +38,18 @@ func TestAuthFileIsUsed(t *testing.T) {
 	cfg := Config{AuthFile: writeAuthFile(t, `{"auths":{"`+reg.Host+`/team":{"username":"u","password":"p"}}}`)}
 	for name, tt := range map[string]struct {
 		ref   string
-		creds Credentials
+		creds login.Credentials
 		want  error
 	}{
 		"none":            {ref: ref},
-		"own":             {ref: ref, creds: Credentials{Username: "u", Secret: "wrong"}, want: errdefs.ErrUnauthenticated},
+		"own":             {ref: ref, creds: login.Credentials{Username: "u", Secret: "wrong"}, want: errdefs.ErrUnauthenticated},
 		"other namespace": {ref: strings.Replace(ref, "/team/", "/other/", 1), want: errdefs.ErrUnauthenticated},
 	} {
 		if _, err := fetchAll(t, cfg, tt.ref, tt.creds); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", name, err, tt.want)
 		}
 	}
-	if _, err := fetchAll(t, Config{AuthFile: writeAuthFile(t, "nonsense")}, ref, Credentials{}); !errdefs.IsFailedPrecondition(err) {
+	if _, err := fetchAll(t, Config{AuthFile: writeAuthFile(t, "nonsense")}, ref, login.Credentials{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("broken file: %v", err)
 	}
 }

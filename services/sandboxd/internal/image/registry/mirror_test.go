@@ -26,6 +26,7 @@ import (
 
 	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 )
 
 // writeHosts writes the host configuration of example.test.
@@ -103,7 +104,7 @@ func TestBadMirrors(t *testing.T) {
 			cfg := writeHosts(t, fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\n", origin.Host, mirror.Host))
 			cfg.MirrorPatience = 250 * time.Millisecond
 			start := time.Now()
-			if _, err := fetchAll(t, cfg, "example.test/app:1", Credentials{}); err != nil {
+			if _, err := fetchAll(t, cfg, "example.test/app:1", login.Credentials{}); err != nil {
 				t.Fatal(err)
 			}
 			if took := time.Since(start); took > testkit.Patience {
@@ -145,7 +146,7 @@ func TestBadRegistry(t *testing.T) {
 			reg := imagetest.NewRegistry(t)
 			ref := reg.Push(t, "app:1", tenLayers(t))
 			reg.Break(tt.fault)
-			_, err := fetchAll(t, Config{}, ref, Credentials{})
+			_, err := fetchAll(t, Config{}, ref, login.Credentials{})
 			if tt.ok != (err == nil) || (err != nil && !errdefs.IsUnavailable(Classify(err))) {
 				t.Errorf("error %v", err)
 			}
@@ -203,7 +204,7 @@ func TestHostConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			last.Store(nil)
 			cfg := writeHosts(t, fmt.Sprintf(tt.text, secure.URL))
-			_, err := fetchAll(t, cfg, "example.test/team/app:1", Credentials{})
+			_, err := fetchAll(t, cfg, "example.test/team/app:1", login.Credentials{})
 			if (err != nil) != tt.bad {
 				t.Fatalf("error %v", err)
 			}
@@ -217,7 +218,7 @@ func TestHostConfiguration(t *testing.T) {
 		mirror.Push(t, "team/app:1", tenLayers(t))
 		mirror.Break(nil)
 		cfg := writeHosts(t, fmt.Sprintf("server = \"http://%s\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", reg.Host, mirror.Host))
-		if _, err := fetchAll(t, cfg, "example.test/team/app:1", Credentials{}); err != nil {
+		if _, err := fetchAll(t, cfg, "example.test/team/app:1", login.Credentials{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range mirror.Requests("/manifests/1") {

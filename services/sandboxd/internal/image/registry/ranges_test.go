@@ -22,6 +22,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 )
 
 const testRange = 256 << 10
@@ -43,7 +44,7 @@ func openSession(t *testing.T, cfg Config, ref string) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, session, err := Open(t.Context(), cfg, named, Credentials{})
+	_, session, err := Open(t.Context(), cfg, named, login.Credentials{})
 	if err != nil {
 		t.Fatal(err)
 	}

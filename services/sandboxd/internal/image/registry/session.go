@@ -20,6 +20,8 @@ import (
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 )
 
 // Config says how registries are reached.
@@ -64,7 +66,7 @@ type Session struct {
 // Open prepares a session for an image name. The returned context ends when the session
 // stalls or is closed, and must be used for all its calls. The caller owes a Close.
 // Errors: ErrFailedPrecondition (host configuration, file of credentials).
-func Open(ctx context.Context, cfg Config, name reference.Named, creds Credentials) (context.Context, *Session, error) {
+func Open(ctx context.Context, cfg Config, name reference.Named, creds login.Credentials) (context.Context, *Session, error) {
 	s := &Session{name: name}
 	moves := newProgress()
 	hosts, err := s.hosts(ctx, cfg, creds, moves)
@@ -111,7 +113,7 @@ func (s *Session) rangeFetcher(ctx context.Context, cfg Config) (remotes.Fetcher
 
 // hosts finds the hosts of the registry, mirrors first, each with a client of its own for
 // the session.
-func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, moves *progress) ([]docker.RegistryHost, error) {
+func (s *Session) hosts(ctx context.Context, cfg Config, creds login.Credentials, moves *progress) ([]docker.RegistryHost, error) {
 	registry := reference.Domain(s.name)
 	wrap := func(c *http.Client) error {
 		if closer, ok := c.Transport.(interface{ CloseIdleConnections() }); ok {
@@ -130,12 +132,12 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 		return nil, fmt.Errorf("host configuration of %q: %w: %w", registry, err, errdefs.ErrFailedPrecondition)
 	}
 	own := creds.For
-	if creds == (Credentials{}) && cfg.AuthFile != "" {
-		known, err := readAuthFile(cfg.AuthFile)
+	if creds == (login.Credentials{}) && cfg.AuthFile != "" {
+		known, err := login.ReadFile(cfg.AuthFile)
 		if err != nil {
 			return nil, err
 		}
-		own = func(host string) Credentials { return known.For(host, reference.Path(s.name)) }
+		own = func(host string) login.Credentials { return known.For(host, reference.Path(s.name)) }
 	}
 	patience := cfg.MirrorPatience
 	if patience <= 0 {
@@ -153,7 +155,7 @@ func (s *Session) hosts(ctx context.Context, cfg Config, creds Credentials, move
 		client := *hosts[i].Client
 		client.Transport = m
 		hosts[i].Client = &client
-		hosts[i].Authorizer = newAuthorizer(hosts[i], own(hosts[i].Host))
+		hosts[i].Authorizer = login.NewAuthorizer(hosts[i], own(hosts[i].Host))
 	}
 	return hosts, nil
 }

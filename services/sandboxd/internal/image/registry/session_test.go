@@ -23,10 +23,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 )
 
 // fetchAll pulls the blobs of an image into a content store and returns the first error.
-func fetchAll(t *testing.T, cfg Config, ref string, creds Credentials) (content.Store, error) {
+func fetchAll(t *testing.T, cfg Config, ref string, creds login.Credentials) (content.Store, error) {
 	t.Helper()
 	store, err := local.NewStore(t.TempDir())
 	if err != nil {
@@ -135,15 +136,15 @@ func TestBearerTokens(t *testing.T) {
 		}
 	}
 	tests := map[string]struct {
-		creds  Credentials
+		creds  login.Credentials
 		auth   func(t *testing.T) *tokenAuth
 		want   error
 		tokens int64
 	}{
 		"nobody":   {auth: func(t *testing.T) *tokenAuth { t.Helper(); return newTokenAuth(t, anyone) }, tokens: 1},
-		"password": {creds: Credentials{Username: "u", Secret: "p:q"}, auth: func(t *testing.T) *tokenAuth { t.Helper(); return newTokenAuth(t, password) }, tokens: 1},
-		"wrong":    {creds: Credentials{Username: "u", Secret: "x"}, auth: func(t *testing.T) *tokenAuth { t.Helper(); return newTokenAuth(t, password) }, want: errdefs.ErrUnauthenticated},
-		"identity": {creds: Credentials{Secret: "id"}, auth: func(t *testing.T) *tokenAuth {
+		"password": {creds: login.Credentials{Username: "u", Secret: "p:q"}, auth: func(t *testing.T) *tokenAuth { t.Helper(); return newTokenAuth(t, password) }, tokens: 1},
+		"wrong":    {creds: login.Credentials{Username: "u", Secret: "x"}, auth: func(t *testing.T) *tokenAuth { t.Helper(); return newTokenAuth(t, password) }, want: errdefs.ErrUnauthenticated},
+		"identity": {creds: login.Credentials{Secret: "id"}, auth: func(t *testing.T) *tokenAuth {
 			t.Helper()
 			return newTokenAuth(t, oauth(map[string]string{"grant_type": "refresh_token", "refresh_token": "id"}))
 		}, tokens: 1},
@@ -224,14 +225,14 @@ func failOnce(n *atomic.Int64, next http.Handler) http.Handler {
 func TestBasicAndRegistryToken(t *testing.T) {
 	basic := "Basic " + base64.StdEncoding.EncodeToString([]byte("u:p:q"))
 	tests := map[string]struct {
-		creds Credentials
+		creds login.Credentials
 		want  error
 	}{
-		"Basic":        {creds: Credentials{Username: "u", Secret: "p:q"}},
-		"Basic wrong":  {creds: Credentials{Username: "u", Secret: "p"}, want: errdefs.ErrUnauthenticated},
-		"Bearer":       {creds: Credentials{Token: "t"}},
-		"Bearer wrong": {creds: Credentials{Token: "x"}, want: errdefs.ErrUnauthenticated},
-		"other server": {creds: Credentials{Username: "u", Secret: "p:q", Server: "other.example"}, want: errdefs.ErrUnauthenticated},
+		"Basic":        {creds: login.Credentials{Username: "u", Secret: "p:q"}},
+		"Basic wrong":  {creds: login.Credentials{Username: "u", Secret: "p"}, want: errdefs.ErrUnauthenticated},
+		"Bearer":       {creds: login.Credentials{Token: "t"}},
+		"Bearer wrong": {creds: login.Credentials{Token: "x"}, want: errdefs.ErrUnauthenticated},
+		"other server": {creds: login.Credentials{Username: "u", Secret: "p:q", Server: "other.example"}, want: errdefs.ErrUnauthenticated},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +286,7 @@ func TestSecretsStayHome(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte(toml), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fetchAll(t, Config{HostDirs: []string{"/nonexistent", dir}}, ref, Credentials{Username: "u", Secret: "p"}); err != nil {
+	if _, err := fetchAll(t, Config{HostDirs: []string{"/nonexistent", dir}}, ref, login.Credentials{Username: "u", Secret: "p"}); err != nil {
 		t.Fatal(err)
 	}
 	if len(mirror.Requests("/")) == 0 || len(cdn.Requests("/")) == 0 {
@@ -311,7 +312,7 @@ func TestBrokenHostConfiguration(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "r.example", "hosts.toml"), []byte("not toml"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fetchAll(t, Config{HostDirs: []string{dir}}, "r.example/app", Credentials{}); !errdefs.IsFailedPrecondition(err) {
+	if _, err := fetchAll(t, Config{HostDirs: []string{dir}}, "r.example/app", login.Credentials{}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -327,7 +328,7 @@ func TestHeadRefused(t *testing.T) {
 		}
 		next.ServeHTTP(w, r)
 	})
-	if _, err := fetchAll(t, Config{}, ref, Credentials{Username: "u", Secret: "p"}); err != nil {
+	if _, err := fetchAll(t, Config{}, ref, login.Credentials{Username: "u", Secret: "p"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -389,7 +390,7 @@ func TestResume(t *testing.T) {
 					_ = http.NewResponseController(w).Flush()
 					panic(http.ErrAbortHandler)
 				})
-				store, err := fetchAll(t, Config{}, ref, Credentials{})
+				store, err := fetchAll(t, Config{}, ref, login.Credentials{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -419,20 +420,20 @@ func TestRetryAfter(t *testing.T) {
 	ref := reg.Push(t, "app:1", tenLayers(t))
 	reg.Break(imagetest.Status("/manifests/", 2, http.StatusTooManyRequests, http.Header{"Retry-After": {"1"}}))
 	start := time.Now()
-	if _, err := fetchAll(t, Config{}, ref, Credentials{}); err != nil {
+	if _, err := fetchAll(t, Config{}, ref, login.Credentials{}); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(start); took < 2*time.Second {
 		t.Errorf("the pauses that were asked for were not kept: %v", took)
 	}
 	reg.Break(imagetest.Status("/manifests/", -1, http.StatusTooManyRequests, http.Header{"Retry-After": {"3600"}}))
-	if _, err := fetchAll(t, Config{}, ref, Credentials{}); !errdefs.IsUnavailable(err) {
+	if _, err := fetchAll(t, Config{}, ref, login.Credentials{}); !errdefs.IsUnavailable(err) {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestUnreachable(t *testing.T) {
-	if _, err := fetchAll(t, Config{}, "127.0.0.1:1/app", Credentials{}); !errdefs.IsUnavailable(err) {
+	if _, err := fetchAll(t, Config{}, "127.0.0.1:1/app", login.Credentials{}); !errdefs.IsUnavailable(err) {
 		t.Errorf("error %v", err)
 	}
 }

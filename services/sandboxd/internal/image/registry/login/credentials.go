@@ -1,4 +1,4 @@
-package registry
+package login
 
 import (
 	"encoding/base64"

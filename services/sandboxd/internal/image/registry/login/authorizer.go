@@ -1,4 +1,4 @@
-package registry
+package login
 
 import (
 	"context"
@@ -24,8 +24,9 @@ const (
 	tokenMargin = time.Second
 )
 
-// authorizer proves to one registry host who is asking. It implements docker.Authorizer.
-type authorizer struct {
+// Authorizer proves to one registry host who is asking. It implements docker.Authorizer and is
+// safe for concurrent use.
+type Authorizer struct {
 	host   string
 	scheme string
 	creds  Credentials
@@ -55,7 +56,8 @@ func (t *token) usable() bool {
 	return t.err == nil && (t.expires.IsZero() || time.Until(t.expires) > tokenMargin)
 }
 
-func newAuthorizer(host docker.RegistryHost, creds Credentials) *authorizer {
+// NewAuthorizer returns what proves to the host, by its client, who is asking: whoever has the credentials.
+func NewAuthorizer(host docker.RegistryHost, creds Credentials) *Authorizer {
 	client := *host.Client
 	client.CheckRedirect = func(req *http.Request, via []*http.Request) error {
 		// A redirect would carry the secret along.
@@ -64,14 +66,14 @@ func newAuthorizer(host docker.RegistryHost, creds Credentials) *authorizer {
 		}
 		return nil
 	}
-	return &authorizer{
+	return &Authorizer{
 		host: host.Host, scheme: host.Scheme, creds: creds, header: host.Header,
 		client: &client, tokens: make(map[string]*token),
 	}
 }
 
 // Authorize adds the proof to a request, or takes it off one that was redirected elsewhere.
-func (a *authorizer) Authorize(ctx context.Context, req *http.Request) error {
+func (a *Authorizer) Authorize(ctx context.Context, req *http.Request) error {
 	if a.foreign(req.URL) {
 		req.Header.Del("Authorization")
 		req.Header.Del("Cookie")
@@ -101,7 +103,7 @@ func (a *authorizer) Authorize(ctx context.Context, req *http.Request) error {
 	return nil
 }
 
-func (a *authorizer) foreign(u *url.URL) bool {
+func (a *Authorizer) foreign(u *url.URL) bool {
 	if !strings.EqualFold(u.Host, a.host) {
 		return true
 	}
@@ -109,7 +111,7 @@ func (a *authorizer) foreign(u *url.URL) bool {
 }
 
 // AddResponses learns from a refusal. It returns nil if the request is worth repeating.
-func (a *authorizer) AddResponses(_ context.Context, responses []*http.Response) error {
+func (a *Authorizer) AddResponses(_ context.Context, responses []*http.Response) error {
 	last := responses[len(responses)-1]
 	if a.foreign(last.Request.URL) {
 		return fmt.Errorf("challenge of %s: %w", last.Request.URL.Host, errdefs.ErrNotImplemented)
@@ -148,7 +150,7 @@ func (a *authorizer) AddResponses(_ context.Context, responses []*http.Response)
 }
 
 // dropLocked forgets the token that was refused. Another one may have come since.
-func (a *authorizer) dropLocked(sent string) {
+func (a *Authorizer) dropLocked(sent string) {
 	for scope, t := range a.tokens {
 		select {
 		case <-t.done:
@@ -162,7 +164,7 @@ func (a *authorizer) dropLocked(sent string) {
 
 // token returns a token for the scopes of ctx and the challenge. Requests at the same time
 // share one call to the token service.
-func (a *authorizer) token(ctx context.Context, c challenge) (string, error) {
+func (a *Authorizer) token(ctx context.Context, c challenge) (string, error) {
 	scopes := docker.GetTokenScopes(ctx, strings.Fields(c.params["scope"]))
 	key := strings.Join(scopes, " ")
 	a.mu.Lock()
@@ -185,7 +187,7 @@ func (a *authorizer) token(ctx context.Context, c challenge) (string, error) {
 	return t.value, t.err
 }
 
-func (a *authorizer) fetchToken(ctx context.Context, c challenge, scopes []string) (string, time.Time, error) {
+func (a *Authorizer) fetchToken(ctx context.Context, c challenge, scopes []string) (string, time.Time, error) {
 	realm, err := url.Parse(c.params["realm"])
 	if err != nil || realm.Host == "" {
 		return "", time.Time{}, fmt.Errorf("%s: token service address is malformed: %w", a.host, docker.ErrInvalidAuthorization)
@@ -208,7 +210,7 @@ func (a *authorizer) fetchToken(ctx context.Context, c challenge, scopes []strin
 }
 
 // requestToken asks in the way that most services know, then in the other one.
-func (a *authorizer) requestToken(ctx context.Context, opts auth.TokenOptions) (value string, life int, err error) {
+func (a *Authorizer) requestToken(ctx context.Context, opts auth.TokenOptions) (value string, life int, err error) {
 	if opts.Username != "" || opts.Secret == "" {
 		resp, err := auth.FetchToken(ctx, a.client, nil, opts)
 		if err == nil {

@@ -1,4 +1,4 @@
-package registry
+package login
 
 import (
 	"encoding/json"
@@ -12,13 +12,13 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// authFile holds credentials by host, or by host and the beginning of the repository, as
+// File holds credentials by host, or by host and the beginning of the repository, as
 // docker's config.json does. Programs that hold credentials (credHelpers) are not asked.
-type authFile map[string]Credentials
+type File map[string]Credentials
 
-// readAuthFile reads a file of credentials. One that does not exist holds none.
+// ReadFile reads a file of credentials. One that does not exist holds none.
 // Errors: ErrFailedPrecondition, which name the file and show nothing of its content.
-func readAuthFile(path string) (authFile, error) {
+func ReadFile(path string) (File, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -39,7 +39,7 @@ func readAuthFile(path string) (authFile, error) {
 		// The cause could show parts of a secret.
 		return nil, fmt.Errorf("credentials %s: JSON with \"auths\" wanted: %w", path, errdefs.ErrFailedPrecondition)
 	}
-	out := make(authFile, len(content.Auths))
+	out := make(File, len(content.Auths))
 	for key, a := range content.Auths {
 		auth := &criv1.AuthConfig{
 			Username: a.Username, Password: a.Password, Auth: a.Auth,
@@ -69,7 +69,7 @@ func authKey(key string) string {
 }
 
 // For returns the credentials for a repository on a host, by the longest key that fits.
-func (f authFile) For(host, repository string) Credentials {
+func (f File) For(host, repository string) Credentials {
 	for key := canonicalHost(host) + "/" + repository; ; {
 		if c, ok := f[key]; ok {
 			return c

@@ -1,4 +1,4 @@
-package registry
+package login
 
 import (
 	"net/http"
