@@ -85,9 +85,7 @@ func (s *stream) read(ctx context.Context) (lives map[string]*life, last uint64,
 	if err != nil {
 		return nil, 0, err
 	}
-	// A reader may not delete its consumer; the bus forgets it after a while.
-	quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
-	conn, err := nats.Connect("nats://127.0.0.1:4222", key, quiet)
+	conn, err := nats.Connect("nats://127.0.0.1:4222", key)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -102,6 +100,8 @@ func (s *stream) read(ctx context.Context) (lives map[string]*life, last uint64,
 	if err != nil {
 		return nil, 0, err
 	}
+	// The bus forgets it only after minutes, and holds no more than a thousand.
+	defer func() { err = errors.Join(err, js.DeleteConsumer(ctx, "CRISP_EVENTS", consumer.CachedInfo().Name)) }()
 	info, err := consumer.Info(ctx)
 	if err != nil {
 		return nil, 0, err
