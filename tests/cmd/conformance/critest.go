@@ -54,7 +54,7 @@ func (s spec) outcome() string {
 func (s spec) notSelected() bool { return s.State == "skipped" && s.Failure.Message == "" }
 
 func (s spec) reason() string {
-	const most = 400
+	const most = 4000
 	text := strings.Join(strings.Fields(s.Failure.Message), " ")
 	if len(text) > most {
 		text = text[:most] + " …"
