@@ -28,6 +28,7 @@ func (a *App) reloading() reload.Target[config.Config] {
 // apply brings a new configuration into force. What can fail comes first.
 func (a *App) apply(ctx context.Context, cfg config.Config) error {
 	cfg.Runtime.CgroupDriver = a.cfg.Runtime.CgroupDriver // one for all pods of the node
+	cfg.Network = a.cfg.Network                           // what handlers do not say waits for the next start
 	err := a.classes.Load(cfg.Runtime.RDTFile, cfg.Runtime.BlockIOFile)
 	if err != nil {
 		return err
@@ -38,6 +39,7 @@ func (a *App) apply(ctx context.Context, cfg config.Config) error {
 	}
 	features := a.probeFeatures(ctx, cfg)
 	a.setSpecRules(ctx, cfg)
+	a.network.Configure(networkHandlers(cfg))
 	a.handlers.Store(new(handlers(cfg)))
 	a.node.Configure(nodeConfig(cfg, features))
 	return a.tel.SetLevel(cfg.Log.Level)

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -49,11 +50,23 @@ func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
 // NetworkConfig is what package network makes of the configuration.
 func NetworkConfig(cfg config.Config) network.Config {
 	return network.Config{
-		ConfDir: cfg.Network.ConfDir, MaxConfNum: cfg.Network.MaxConfNum, BinDirs: cfg.Network.BinDirs,
+		Folder:   network.Folder{ConfDir: filepath.Clean(cfg.Network.ConfDir), MaxConfNum: cfg.Network.MaxConfNum},
+		Handlers: networkHandlers(cfg), BinDirs: cfg.Network.BinDirs,
 		Template: cfg.Network.ConfTemplate, StateDir: filepath.Join(cfg.Root, "network"),
 		IPPreference: cfg.Network.IPPreference, Timeout: cfg.Network.Timeout.Std(), MaxParallel: int64(cfg.Network.Parallel),
 		CollectInterval: cfg.Network.GCInterval.Std(), StatusGrace: cfg.Network.StatusGrace.Std(),
 	}
+}
+
+// networkHandlers are the runtime handlers with networks of their own.
+func networkHandlers(cfg config.Config) network.Handlers {
+	out := network.Handlers{ByName: map[string]network.Folder{}, Default: cfg.Runtime.DefaultHandler}
+	for name, h := range cfg.Runtime.Handlers {
+		if h.CNIConfDir != "" {
+			out.ByName[name] = network.Folder{ConfDir: filepath.Clean(h.CNIConfDir), MaxConfNum: cmp.Or(h.CNIMaxConfNum, cfg.Network.MaxConfNum)}
+		}
+	}
+	return out
 }
 
 func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic string, event any)) image.Config {

@@ -105,6 +105,8 @@ type Handler struct {
 	CgroupWritable               bool           `toml:"cgroup_writable" comment:"Mount the cgroups of containers that are not privileged writable; needs cgroup v2, containers are refused elsewhere.\nMounts of base_spec stay as they are."`
 	ExecCPUAffinity              string         `toml:"exec_cpu_affinity" comment:"\"first\": what is executed in a container with a set of processors of its own runs on the first of them; empty: on all."`
 	BaseSpec                     string         `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
+	CNIConfDir                   string         `toml:"cni_conf_dir" comment:"Folder of the CNI configurations of pods of this handler; empty: that of [network]."`
+	CNIMaxConfNum                int            `toml:"cni_max_conf_num" comment:"Configurations of cni_conf_dir that are used, in order of their file names; 0: as many as of [network]."`
 	Options                      map[string]any `toml:"options,omitempty" comment:"Further options of the shim; those of runc by containerd's names, such as ShimCgroup."`
 }
 
@@ -289,6 +291,10 @@ func (r Runtime) Validate() error {
 				"handlers.%s.privileged_without_host_devices_all_devices_allowed: needs privileged_without_host_devices = true", name))
 		}
 		errs = append(errs, oneOf("handlers."+name+".exec_cpu_affinity", h.ExecCPUAffinity, "", "first"))
+		if h.CNIMaxConfNum < 0 || (h.CNIMaxConfNum > 0 && h.CNIConfDir == "") {
+			errs = append(errs, fmt.Errorf("handlers.%s.cni_max_conf_num: %d: must not be negative, and needs cni_conf_dir", name, h.CNIMaxConfNum))
+		}
+		errs = append(errs, optionalPath("handlers."+name+".cni_conf_dir", h.CNIConfDir))
 		errs = append(errs, oneOf("handlers."+name+".sandboxer", h.Sandboxer, "", "podsandbox", "shim"))
 		for _, p := range slices.Concat(h.PodAnnotations, h.ContainerAnnotations) {
 			if _, err := filepath.Match(p, ""); err != nil {

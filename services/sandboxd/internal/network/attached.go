@@ -145,17 +145,9 @@ func (c *CNI) recall(sandboxID string) (record, error) {
 }
 
 // attachedTo returns the networks that a pod was attached to: the ones of the result, else
-// the ones that were remembered, else those of the present configuration, because a DEL too
-// many does no harm and one too few loses addresses.
+// the ones that were remembered. Errors: fs.ErrNotExist if neither is there.
 func (c *CNI) attachedTo(sandboxID string, raw []byte) ([]network, error) {
 	rec, err := c.recordOf(sandboxID, raw)
-	if errors.Is(err, fs.ErrNotExist) {
-		networks, err := c.current()
-		if err != nil {
-			return nil, nil //nolint:nilerr // never attached, and there is nothing to ask
-		}
-		return networks, nil
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -116,10 +116,7 @@ func (c *CNI) collect(ctx context.Context, holders func() []pod.NetworkHolder) e
 // collectAll runs GC for every network. Orphans are spared: they get a DEL of their own,
 // with all that they were attached with.
 func (c *CNI) collectAll(ctx context.Context, held []pod.NetworkHolder, orphans []string) error {
-	networks, err := c.current()
-	if err != nil {
-		return nil //nolint:nilerr // without networks there is nothing to collect
-	}
+	networks := c.everywhere()
 	for _, id := range orphans {
 		held = append(held, pod.NetworkHolder{SandboxID: id})
 	}

@@ -10,11 +10,11 @@ package network
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -46,10 +46,11 @@ const (
 
 // Config says where plugins and their configuration are.
 type Config struct {
-	// ConfDir holds the network configurations; the first MaxConfNum of them, by file name,
-	// are used for every pod. MaxConfNum 0 means all.
-	ConfDir    string
-	MaxConfNum int
+	// Folder has the configurations of all pods but those of runtime handlers with their own.
+	Folder
+
+	// Handlers are the handlers that have their own; see [CNI.Configure].
+	Handlers Handlers
 	// BinDirs hold the plugins.
 	BinDirs []string
 	// Template is a file from which a configuration is made once the node's pod CIDR is
@@ -84,17 +85,15 @@ type CNI struct {
 	log    *slog.Logger
 	tracer trace.Tracer
 
-	// changed is ready when other networks are configured.
-	changed chan struct{}
+	// node is the folder of handlers without one of their own.
+	node Folder
+	// changed is ready when other networks are configured, again when other folders are.
+	changed, again chan struct{}
 
 	// mu guards what follows.
 	mu       sync.Mutex
-	networks []network
-	// loadErr says what is wrong with the configuration, status what its plugins say; nil
-	// for nothing.
-	loadErr, status error
-	// wellAt is when the plugins of the present networks were well last; zero for never.
-	wellAt time.Time
+	handlers Handlers
+	folders  map[Folder]*folder
 }
 
 // network is a configured network and the interface that a pod has in it.
@@ -114,28 +113,13 @@ func New(ctx context.Context, cfg Config, log *slog.Logger, tracer trace.Tracer)
 		gate:    newGate(),
 		log:     log,
 		tracer:  tracer,
+		node:    cfg.Folder,
 		changed: make(chan struct{}, 1),
+		again:   make(chan struct{}, 1),
 	}
-	c.reload()
+	c.Configure(cfg.Handlers)
 	c.recallPorts(ctx)
 	return c
-}
-
-// Ready says whether a usable network configuration is loaded and its plugins can take
-// pods, and why not.
-func (c *CNI) Ready() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return cmp.Or(c.loadErr, c.status)
-}
-
-func (c *CNI) current() ([]network, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.networks) == 0 {
-		return nil, c.loadErr
-	}
-	return c.networks, nil
 }
 
 // Attach runs ADD for every network. After an error plugins may still hold resources: the
@@ -230,7 +214,7 @@ func (c *CNI) warnOfUnmapped(ctx context.Context, req pod.NetworkRequest, networ
 
 // admit says which networks a pod is attached to, and with what, and reserves its host ports.
 func (c *CNI) admit(req pod.NetworkRequest) ([]network, map[string]any, error) {
-	networks, err := c.current()
+	networks, err := c.current(req.Handler)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -277,6 +261,12 @@ func (c *CNI) Detach(ctx context.Context, req pod.NetworkRequest, raw []byte) er
 
 func (c *CNI) detach(ctx context.Context, req pod.NetworkRequest, raw []byte) error {
 	networks, err := c.attachedTo(req.SandboxID, raw)
+	if errors.Is(err, fs.ErrNotExist) {
+		// A DEL too many does no harm, and one too few loses addresses. Without networks there
+		// is nothing to ask.
+		networks, _ = c.current(req.Handler)
+		err = nil
+	}
 	if err != nil {
 		return err
 	}

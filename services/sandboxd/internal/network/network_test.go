@@ -38,8 +38,8 @@ func newBench(t *testing.T, change func(*Config)) *bench {
 	t.Helper()
 	b := &bench{t: t, dir: t.TempDir()}
 	cfg := Config{
-		ConfDir: filepath.Join(b.dir, "conf"), BinDirs: []string{filepath.Join(b.dir, "bin")},
-		StateDir: filepath.Join(b.dir, "state"), MaxConfNum: 1, Timeout: testkit.Patience,
+		Folder: Folder{ConfDir: filepath.Join(b.dir, "conf"), MaxConfNum: 1}, BinDirs: []string{filepath.Join(b.dir, "bin")},
+		StateDir: filepath.Join(b.dir, "state"), Timeout: testkit.Patience,
 	}
 	if change != nil {
 		change(&cfg)
@@ -292,7 +292,7 @@ func TestConfigurationFolderComesAndGoes(t *testing.T) {
 		b.eventually("ready", func() bool { return b.Ready() == nil })
 		b.put("n.conflist", "{")
 		b.eventually("broken", func() bool { return b.Ready() != nil })
-		if n, err := b.current(); err != nil || len(n) != 1 {
+		if n, err := b.current(""); err != nil || len(n) != 1 {
 			t.Errorf("the last good configuration is not in use: %v, %v", n, err)
 		}
 		b.put("n.conflist", list)
@@ -300,7 +300,7 @@ func TestConfigurationFolderComesAndGoes(t *testing.T) {
 		if err := os.RemoveAll(filepath.Dir(b.cfg.ConfDir)); err != nil {
 			t.Fatal(err)
 		}
-		b.eventually("gone", func() bool { _, err := b.current(); return err != nil })
+		b.eventually("gone", func() bool { _, err := b.current(""); return err != nil })
 	}
 	cancel()
 	if err := <-done; err != nil {

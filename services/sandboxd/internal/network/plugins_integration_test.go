@@ -27,7 +27,8 @@ import (
 // networks writes configurations of CNI 1.1 for two bridges with both families, the first
 // with all that pods may ask for, and uses both.
 func (n *node) networks() {
-	n.cfg.MaxConfNum = 0
+	n.node.MaxConfNum = 0
+	n.Configure(Handlers{})
 	for _, family := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		if err := os.WriteFile("/proc/sys/net/"+family, []byte("1"), 0); err != nil {
 			testkit.Lacks(n.t, "forwarding: "+err.Error())

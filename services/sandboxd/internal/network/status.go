@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -35,22 +36,26 @@ func unasked(networks []network) error {
 
 // refresh reads the configuration anew and asks its plugins for their status.
 func (c *CNI) refresh(ctx context.Context) {
-	before := c.Ready()
+	before := map[Folder]error{}
+	for _, f := range c.all() {
+		before[f] = c.readiness(f)
+	}
 	c.reload()
 	c.askStatus(ctx)
-	switch after := c.Ready(); {
-	case after != nil && (before == nil || before.Error() != after.Error()):
-		c.log.WarnContext(ctx, "network is not ready", slog.Any("error", after))
-	case after == nil && before != nil:
-		c.log.InfoContext(ctx, "network is ready")
+	for f, before := range before {
+		switch after := c.readiness(f); {
+		case after != nil && (before == nil || before.Error() != after.Error()):
+			c.log.WarnContext(ctx, "network is not ready", slog.String("conf_dir", f.ConfDir), slog.Any("error", after))
+		case after == nil && before != nil:
+			c.log.InfoContext(ctx, "network is ready", slog.String("conf_dir", f.ConfDir))
+		}
 	}
 }
 
-// askStatus asks plugins that know the STATUS command whether they can take pods. What they
-// said before holds until all have answered.
-func (c *CNI) askStatus(ctx context.Context) {
-	networks, err := c.current()
-	if err != nil || ctx.Err() != nil {
+// askFolder asks the plugins of one folder.
+func (c *CNI) askFolder(ctx context.Context, of Folder) {
+	networks := c.networksIn(of)
+	if len(networks) == 0 || ctx.Err() != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, min(statusLimit, c.cfg.Timeout), errors.New("no answer in time"))
@@ -58,14 +63,17 @@ func (c *CNI) askStatus(ctx context.Context) {
 	status := c.statusOf(ctx, networks)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	f, ok := c.folders[of]
 	switch {
+	case !ok || !slices.EqualFunc(networks, f.networks, network.equal):
+		return // others are used by now
 	case status == nil:
-		c.wellAt = time.Now()
-	case !c.wellAt.IsZero() && time.Since(c.wellAt) < c.cfg.StatusGrace:
+		f.wellAt = time.Now()
+	case !f.wellAt.IsZero() && time.Since(f.wellAt) < c.cfg.StatusGrace:
 		c.log.WarnContext(ctx, "a plugin is not well, the network stays ready for a while", slog.Any("error", status))
 		return
 	}
-	c.status = status
+	f.status = status
 }
 
 // statusOf returns what the first plugin that cannot take pods says.

@@ -1,14 +1,12 @@
 package network
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -24,8 +22,8 @@ const (
 	recheckFailed = 5 * time.Second
 )
 
-// Run follows changes of the configuration folder until ctx ends. The folder may come, go
-// and come back. Without file notifications, which are a scarce resource, it looks again
+// Run follows changes of the configuration folders until ctx ends. They may come, go and come
+// back. Without file notifications, which are a scarce resource, it looks again
 // regularly. ready is called when the watch is set up.
 func (c *CNI) Run(ctx context.Context, ready func()) error {
 	w, err := fsnotify.NewWatcher()
@@ -49,6 +47,8 @@ func (c *CNI) Run(ctx context.Context, ready func()) error {
 			return nil
 		case <-w.Events:
 			quiet.Reset(settle)
+		case <-c.again:
+			quiet.Reset(0)
 		case err := <-w.Errors:
 			c.log.DebugContext(ctx, "changes of the network configuration may have been missed", slog.Any("error", err))
 			quiet.Reset(settle)
@@ -62,22 +62,25 @@ func (c *CNI) Run(ctx context.Context, ready func()) error {
 
 // pause is the time until the next look if nothing happens.
 func (c *CNI) pause() time.Duration {
-	if c.Ready() != nil {
-		return recheckFailed
+	if c.allReady() {
+		return recheck
 	}
-	return recheck
+	return recheckFailed
 }
 
-// watch watches the folder, or, while it is not there, the nearest one above it.
+// watch watches the folders, or, while one is not there, the nearest one above it.
 func (c *CNI) watch(w *fsnotify.Watcher) {
 	if w.Events == nil {
 		return
 	}
-	want := map[string]bool{filepath.Dir(c.cfg.ConfDir): true, c.cfg.ConfDir: true}
-	for dir := c.cfg.ConfDir; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
-			want[dir] = true
-			break
+	want := map[string]bool{}
+	for _, f := range c.all() {
+		want[filepath.Dir(f.ConfDir)], want[f.ConfDir] = true, true
+		for dir := f.ConfDir; ; dir = filepath.Dir(dir) {
+			if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+				want[dir] = true
+				break
+			}
 		}
 	}
 	for _, have := range w.WatchList() {
@@ -89,28 +92,4 @@ func (c *CNI) watch(w *fsnotify.Watcher) {
 		// One that is not there, or is watched already, is as it should be.
 		_ = w.Add(dir)
 	}
-}
-
-// reload reads the configuration anew. A wrong one makes the network not ready, but the
-// last good one stays in use for pods that come meanwhile; an empty folder ends its use.
-func (c *CNI) reload() {
-	networks, err := load(c.cfg.ConfDir, c.cfg.MaxConfNum)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.loadErr = err
-	if err != nil && !errors.Is(err, errNoNetwork) {
-		return
-	}
-	if slices.EqualFunc(networks, c.networks, network.equal) {
-		return
-	}
-	c.networks, c.status, c.wellAt = networks, unasked(networks), time.Time{}
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
-}
-
-func (n network) equal(other network) bool {
-	return n.IfName == other.IfName && bytes.Equal(n.List.Bytes, other.List.Bytes)
 }
