@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -91,6 +93,61 @@ func TestRemovalsAndRareAdjustmentsReachTheContainer(t *testing.T) {
 	if priority, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, process, uintptr(pid), 0); errno != 0 || priority != bestEffort<<13|6 {
 		t.Errorf("I/O priority %#x, %v", priority, errno)
 	}
+}
+
+// A network interface of the node moves into the pod, and memory comes from the NUMA nodes that
+// a plugin names.
+func TestNetDevicesAndMemoryPoliciesOfPlugins(t *testing.T) {
+	testenv.EachHandler(t, func(t *testing.T, handler string) {
+		s := start(t, testenv.Setup{Handler: handler})
+		s.pull(busybox)
+		given := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "given0"}, PeerName: "stays0"}
+		must(t, netlink.LinkAdd(given))
+		t.Cleanup(func() {
+			if l, err := netlink.LinkByName("stays0"); err == nil {
+				_ = netlink.LinkDel(l) // with the pod its peer has gone
+			}
+		})
+		p := &plugin{adjust: func(*nri.Container) *nri.ContainerAdjustment {
+			a := &nri.ContainerAdjustment{}
+			a.AddLinuxNetDevice("given0", &nri.LinuxNetDevice{Name: "fast0"})
+			a.SetLinuxMemoryPolicy(nri.MpolMode_MPOL_BIND, "0", nri.MpolFlag_MPOL_F_STATIC_NODES)
+			return a
+		}}
+		p.connect(t, s, "10", "giver")
+		pod, config := s.pod("gifted")
+		id := s.container(pod, config, containerConfig("main", "sleep 1000"))
+		if got := strings.Fields(s.exec(id, "ls", "/sys/class/net")); !slices.Contains(got, "fast0") || slices.Contains(got, "given0") {
+			t.Errorf("interfaces of the container: %v", got)
+		}
+		if _, err := netlink.LinkByName("given0"); err == nil {
+			t.Error("the interface is still the node's")
+		}
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", firstProcess(t, id)))
+		must(t, err)
+		if !strings.Contains(string(maps), " bind=static:0 ") {
+			t.Errorf("memory of the first process: %s", maps)
+		}
+		made := 0
+		for want, adjust := range map[string]func(*nri.ContainerAdjustment){
+			"missing0":            func(a *nri.ContainerAdjustment) { a.AddLinuxNetDevice("missing0", &nri.LinuxNetDevice{Name: "fast1"}) },
+			"linux.memory_policy": func(a *nri.ContainerAdjustment) { a.SetLinuxMemoryPolicy(nri.MpolMode_MPOL_BIND, "999") },
+		} {
+			p.adjust = func(*nri.Container) *nri.ContainerAdjustment {
+				a := &nri.ContainerAdjustment{}
+				adjust(a)
+				return a
+			}
+			made++
+			id, err := s.tryContainer(pod, config, fmt.Sprintf("refused%d", made))
+			if err == nil {
+				_, err = s.CRI.StartContainer(t.Context(), &criv1.StartContainerRequest{ContainerId: id})
+			}
+			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", want, err)
+			}
+		}
+	})
 }
 
 // firstProcess is one of the processes of a container, the oldest.

@@ -32,10 +32,26 @@ func refusals() []refusal {
 		{regexp.MustCompile(`error creating device nodes: |mknod `), fixed("config.devices")},
 		{regexp.MustCompile("exec: \"[^\"]*\": |executable file `[^`]*` not found"), fixed(commandField)},
 		{regexp.MustCompile("chdir to (?:cwd|`)|error during container init: mkdir "), fixed("config.working_dir")},
+		// What no field of CRI asks for comes of the handler's base specification or of an NRI plugin.
+		{regexp.MustCompile(`move netDevice (\S+) to namespace|error creating network interfaces: `), netDevice},
+		{regexp.MustCompile(`set_mempolicy: `), fixed("linux.memory_policy")},
+		{regexp.MustCompile(`error setting rlimits? |setrlimit `), fixed("rlimits")},
+		{regexp.MustCompile(`error setting scheduler: |sched_setattr`), fixed("linux.scheduler")},
+		{regexp.MustCompile(`failed to set io priority: `), fixed("linux.io_priority")},
+		{regexp.MustCompile(`error setting (?:initial|final) CPU affinity: `), fixed("exec_cpu_affinity")},
+		{regexp.MustCompile(`Intel RDT|intelrdt: |clos dir not accessible`), fixed("linux.rdt")},
+		{regexp.MustCompile(`error running (\w+) hook #(\d+): `), func(m []string) string { return fmt.Sprintf("hooks: %s number %s", m[1], m[2]) }},
 	}
 }
 
 func mountField(m []string) string { return fmt.Sprintf("config.mounts with container_path %q", m[1]) }
+
+func netDevice(m []string) string {
+	if m[1] == "" {
+		return "linux.net_devices"
+	}
+	return fmt.Sprintf("linux.net_devices[%q]", m[1])
+}
 
 func resourceField(name string) string { return "config.linux.resources." + name }
 
