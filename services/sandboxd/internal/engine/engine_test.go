@@ -325,6 +325,31 @@ func TestContainerLifeAndEvents(t *testing.T) {
 	}
 }
 
+// A shim that watches a group of the first hierarchy says the same of a lack of memory and of the
+// group's removal.
+func TestHintsOfALackOfMemory(t *testing.T) {
+	n := start(t, newWorld(t), "boot")
+	n.session(t, "gw")
+	sid := runPod(t, n, "a")
+	hinted, other := startContainer(t, n, sid, "hinted"), startContainer(t, n, sid, "other")
+	for range 2 {
+		n.Tasks.HintOOM(t.Context(), hinted)
+	}
+	n.w.end(other, 0)
+	eventually(t, "exit recorded and task deleted", func() bool { return state(t, n, other).GetTaskDeleted() })
+	n.Tasks.HintOOM(t.Context(), other)
+	n.Tasks.HintOOM(t.Context(), "unknown")
+	count := 0
+	for _, topic := range topics(t, n) {
+		if topic == "/tasks/oom" {
+			count++
+		}
+	}
+	if count != 1 {
+		t.Errorf("%d events of a lack of memory, want the one of the container that ran", count)
+	}
+}
+
 func TestFailedStartIsAStartError(t *testing.T) {
 	for _, op := range []string{"io.open", "rootfs.mounts", "tasks.create", "tasks.start"} {
 		t.Run(op, func(t *testing.T) {

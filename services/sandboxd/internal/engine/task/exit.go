@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -179,18 +180,26 @@ func (d *Driver) deleteTask(ctx context.Context, c *table.Container) {
 	})
 }
 
-// HintOOM notes that the kernel killed a process of a container for lack of memory, and
-// publishes TaskOOM with the first such hint.
+// errNotRunning says that what a hint tells of cannot be.
+var errNotRunning = errors.New("the container does not run")
+
+// HintOOM notes that the kernel killed a process of a running container for lack of memory, and
+// publishes TaskOOM with the first such hint. A shim that watches a group of the first hierarchy is
+// told of the group's removal in the same way, so that a hint after the container's end says
+// nothing; what the end itself was due to is counted by the kernel.
 func (d *Driver) HintOOM(ctx context.Context, containerID string) {
 	c, err := d.p.Table.Container(containerID)
-	if err != nil || !c.OOM.CompareAndSwap(false, true) {
+	if err != nil {
 		return
 	}
-	ev, err := event.TaskOOM(ctx, c.Record(), false)
-	if err == nil {
-		err = d.p.Table.Append(ctx, ev)
-	}
-	if err != nil {
+	err = d.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
+		if r.GetState() != table.ContainerRunning || !c.OOM.CompareAndSwap(false, true) {
+			return nil, errNotRunning
+		}
+		ev, err := event.TaskOOM(ctx, r, false)
+		return []*recordv1.Event{ev}, err
+	})
+	if err != nil && !errors.Is(err, errNotRunning) {
 		d.p.Log.WarnContext(ctx, "event is lost", slog.String("container_id", c.ID), slog.Any("error", err))
 	}
 }
