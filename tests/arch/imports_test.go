@@ -152,7 +152,7 @@ func TestImportsInsideTheLargePartsPointDownwards(t *testing.T) {
 			"": 6,
 		},
 		internal + "ocispec": {
-			"host": 1, "namespace": 1, "device": 1,
+			"host": 1, "namespace": 1, "device": 1, "hook": 1, "workload": 1,
 			"resource": 2, "process": 2, "security": 2,
 			"mount": 3, "nrispec": 3,
 			"": 4,

@@ -86,3 +86,59 @@ func TestNetworksOfAHandler(t *testing.T) {
 	})
 	must(t, s.WaitReady(t.Context())) // the node is ready by the default handler
 }
+
+// What the node has for pods with an annotation reaches containers of each shim: processors of a
+// workload, annotations of the handler, hooks of a folder. A hook that is wrong is told.
+func TestWorkloadsAndHooks(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	s.pull(busybox)
+	hooks, ran := s.Path("hooks.d"), filepath.Join(t.TempDir(), "ran")
+	must(t, os.MkdirAll(hooks, 0o755))
+	hook := func(name, when string) {
+		must(t, os.WriteFile(filepath.Join(hooks, name), []byte(fmt.Sprintf(
+			`{"version":"1.0.0","hook":{"path":"/bin/sh","args":["sh","-c","cat >> %s"]},"when":%s,"stages":["createRuntime"]}`, ran, when)), 0o644))
+	}
+	hook("10-of-workload.json", `{"annotations":{"^target/fast$":""},"commands":["/sh$","^sh$"]}`)
+	s.dropIn(fmt.Sprintf(`
+[runtime]
+hooks_dir = [%q]
+[runtime.handlers.crisp]
+default_annotations = {"test/of-handler" = "crisp"}
+[runtime.handlers.runc]
+default_annotations = {"test/of-handler" = "runc"}
+[runtime.workloads.fast]
+activation_annotation = "target/fast"
+annotation_prefix = "cpu.fast"
+resources = {cpushares = 333, cpuset = "0"}
+`, hooks))
+	for _, handler := range []string{testenv.HandlerCrisp, testenv.HandlerStock} {
+		podConfig := s.podConfig("fast-" + handler)
+		podConfig.Annotations = map[string]string{"target/fast": "yes", "cpu.fast/own": `{"cpulimit": 250}`}
+		resp, err := s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: podConfig, RuntimeHandler: handler})
+		must(t, err)
+		pod := resp.GetPodSandboxId()
+		for name, want := range map[string]int64{"own": 25_000, "other": 0} {
+			id := s.container(pod, podConfig, containerConfig(name, "sleep 1000"))
+			cpu := s.status(id).GetResources().GetLinux()
+			if cpu.GetCpuQuota() != want || cpu.GetCpuShares() != 333 || cpu.GetCpusetCpus() != "0" {
+				t.Errorf("handler %s, container %s: %+v", handler, name, cpu)
+			}
+			if got := strings.TrimSpace(s.exec(id, "sed", "-n", "s/^Cpus_allowed_list:[[:space:]]*//p", "/proc/1/status")); got != "0" {
+				t.Errorf("handler %s, container %s: runs on %s", handler, name, got)
+			}
+			states, err := os.ReadFile(ran)
+			must(t, err)
+			contains(t, string(states), id, fmt.Sprintf(`"test/of-handler":%q`, handler))
+		}
+		hook("20-wrong.json", `{}`)
+		if _, err := s.create(pod, podConfig, containerConfig("wrong", "true")); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "20-wrong.json") {
+			t.Errorf("a hook that is wrong: %v", err)
+		}
+		must(t, os.Remove(filepath.Join(hooks, "20-wrong.json")))
+	}
+	pod, podConfig := s.pod("plain")
+	id := s.container(pod, podConfig, containerConfig("plain", "sleep 1000"))
+	if states, err := os.ReadFile(ran); err != nil || strings.Contains(string(states), id) {
+		t.Errorf("hooks of a pod of no workload: %v, %s", err, states)
+	}
+}

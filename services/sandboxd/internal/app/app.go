@@ -170,6 +170,11 @@ func Check(cfg config.Config) error {
 			errs = append(errs, fmt.Errorf("runtime.default_sysctls: %w", err))
 		}
 	}
+	for _, w := range workloads(cfg) {
+		if err := w.Resources.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("runtime.workloads.%s.resources: %w", w.Name, err))
+		}
+	}
 	known := handlers(cfg).ByName
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		if _, err := command.Options(known[name]); err != nil {

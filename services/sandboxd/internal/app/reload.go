@@ -17,6 +17,7 @@ func (a *App) reloading() reload.Target[config.Config] {
 			"runtime.rdt_config_file", "runtime.blockio_config_file", "runtime.cdi_spec_dirs", "runtime.ulimits",
 			"runtime.reject_missing_mount_sources", "runtime.absent_mount_sources_to_reject",
 			"runtime.ignore_image_defined_volumes", "runtime.default_env", "runtime.default_mounts", "runtime.timezone",
+			"runtime.hooks_dir", "runtime.workloads",
 			"image.registry_config", "image.pinned_images", "image.max_concurrent_downloads", "image.max_concurrent_unpacks", "image.auth_file", "image.concurrent_layer_fetch_buffer", "image.pull_progress_timeout",
 			"image.verifier_dir", "image.max_verifiers", "image.per_verifier_timeout",
 			"image.discard_unpacked_layers", "image.stream_processors", "image.decryption_key_model",

@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/hook"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/nrispec"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
@@ -48,7 +49,10 @@ func (a *App) specOptions(ctx context.Context, all config.Config) ocispec.Option
 		UnsetSeccomp: unsetSeccomp(all), InjectCDI: cdi(all), Classes: a.classes,
 		RejectMissingMountSources: cfg.RejectMissing, Rlimits: rlimits(all), DeviceOwnership: cfg.DeviceOwnership,
 		SELinux: cfg.SELinux, RejectPaths: cleaned(cfg.AbsentSources), Env: cfg.DefaultEnv, Mounts: defaultMounts(all),
-		IgnoreImageVolumes: cfg.IgnoreVolumes,
+		IgnoreImageVolumes: cfg.IgnoreVolumes, Workloads: workloads(all), HookFolders: cfg.HooksDirs,
+	}
+	if _, err := hook.Read(cfg.HooksDirs); err != nil {
+		a.tel.Log.ErrorContext(ctx, "no container can be created until the hooks of runtime.hooks_dir are right", slog.Any("error", err))
 	}
 	if cfg.SELinux && !a.host.SELinux {
 		a.tel.Log.WarnContext(ctx, "runtime.selinux has no effect: the host has no SELinux")

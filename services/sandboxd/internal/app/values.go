@@ -24,6 +24,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/workload"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim"
 )
@@ -143,6 +144,18 @@ func cleaned(paths []string) []string {
 	return out
 }
 
+// workloads are the configured ones by their names.
+func workloads(cfg config.Config) []workload.Workload {
+	var out []workload.Workload
+	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Workloads)) {
+		w := cfg.Runtime.Workloads[name]
+		out = append(out, workload.Workload{Name: name, Activation: w.Activation, Prefix: w.Prefix, Resources: workload.Resources{
+			Shares: w.Resources.Shares, Set: w.Resources.Set, Quota: w.Resources.Quota, Period: w.Resources.Period, Limit: w.Resources.Limit,
+		}})
+	}
+	return out
+}
+
 // rlimits are the configured limits by the names of OCI.
 func rlimits(cfg config.Config) map[string]host.Rlimit {
 	out := make(map[string]host.Rlimit, len(cfg.Runtime.Ulimits))
@@ -158,7 +171,7 @@ func handlers(cfg config.Config) pod.Handlers {
 		out[name] = pod.Handler{
 			Name: name, RuntimeType: h.RuntimeType, ShimPath: h.ShimPath, BinaryName: h.BinaryName, Root: h.RuntimeRoot,
 			SystemdCgroup: systemdCgroup(cfg), Options: h.Options, Sandboxer: h.Sandboxer, Snapshotter: h.Snapshotter,
-			PodAnnotations: h.PodAnnotations, ContainerAnnotations: h.ContainerAnnotations,
+			PodAnnotations: h.PodAnnotations, ContainerAnnotations: h.ContainerAnnotations, DefaultAnnotations: h.DefaultAnnotations,
 			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices, AllDevicesAllowed: h.AllDevicesAllowed,
 			CgroupWritable: h.CgroupWritable, BaseSpec: h.BaseSpec, ExecCPUAffinity: h.ExecCPUAffinity,
 		}

@@ -71,8 +71,27 @@ type Runtime struct {
 	Timezone        string             `toml:"timezone" comment:"Time zone of every container, as its /etc/localtime: \"Local\" for that of the node, or a name such as \"Europe/Berlin\"; empty: that of the image."`
 	DeviceOwnership bool               `toml:"device_ownership_from_security_context" comment:"Give the devices of a container to its run_as_user and run_as_group, instead of leaving them to the host's owners."`
 	Ulimits         map[string]Ulimit  `toml:"ulimits" comment:"Limits of every container by name, such as \"nofile\"; lowered to what sandboxd itself may give."`
+	HooksDirs       []string           `toml:"hooks_dir" comment:"Folders of hooks for containers, in the form of oci-hooks(5); of files of the same name the one in the last folder counts.\nA file that is wrong keeps all containers from being created."`
 	Shim            Shim               `toml:"shim"`
 	Handlers        map[string]Handler `toml:"handlers"`
+	// Workloads are kinds of pods by their names.
+	Workloads map[string]Workload `toml:"workloads" comment:"Kinds of pods, told by an annotation, whose containers have other shares and sets of the processors than they ask for, as CRI-O's."`
+}
+
+// Workload is a kind of pods.
+type Workload struct {
+	Activation string            `toml:"activation_annotation"`
+	Prefix     string            `toml:"annotation_prefix"`
+	Resources  WorkloadResources `toml:"resources"`
+}
+
+// WorkloadResources are what containers of a workload have by default.
+type WorkloadResources struct {
+	Shares uint64 `toml:"cpushares"`
+	Set    string `toml:"cpuset"`
+	Quota  int64  `toml:"cpuquota"`
+	Period uint64 `toml:"cpuperiod"`
+	Limit  int64  `toml:"cpulimit"`
 }
 
 // Ulimit is a limit of a process.
@@ -92,22 +111,23 @@ type Shim struct {
 
 // Handler is a runtime handler.
 type Handler struct {
-	RuntimeType                  string         `toml:"runtime_type" comment:"Type of the shim, such as io.containerd.runc.v2."`
-	ShimPath                     string         `toml:"shim_path" comment:"Shim binary; empty: found by its type beside sandboxd, else in PATH."`
-	BinaryName                   string         `toml:"binary_name" comment:"OCI runtime that the shim drives; empty: the shim's default."`
-	RuntimeRoot                  string         `toml:"runtime_root" comment:"State folder of the OCI runtime; empty: the shim's default."`
-	Sandboxer                    string         `toml:"sandboxer" comment:"\"podsandbox\" for any shim, \"shim\" for one that serves the Sandbox API."`
-	Snapshotter                  string         `toml:"snapshotter" comment:"Snapshotter of root file systems; empty: that of [image]."`
-	PodAnnotations               []string       `toml:"pod_annotations" comment:"Patterns of pod annotations that are passed to the shim."`
-	ContainerAnnotations         []string       `toml:"container_annotations" comment:"Patterns of container annotations that are passed to the shim."`
-	PrivilegedWithoutHostDevices bool           `toml:"privileged_without_host_devices" comment:"Keep host devices out of privileged containers."`
-	AllDevicesAllowed            bool           `toml:"privileged_without_host_devices_all_devices_allowed" comment:"Let such containers use all devices all the same, through nodes they make themselves; needs privileged_without_host_devices."`
-	CgroupWritable               bool           `toml:"cgroup_writable" comment:"Mount the cgroups of containers that are not privileged writable; needs cgroup v2, containers are refused elsewhere.\nMounts of base_spec stay as they are."`
-	ExecCPUAffinity              string         `toml:"exec_cpu_affinity" comment:"\"first\": what is executed in a container with a set of processors of its own runs on the first of them; empty: on all."`
-	BaseSpec                     string         `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
-	CNIConfDir                   string         `toml:"cni_conf_dir" comment:"Folder of the CNI configurations of pods of this handler; empty: that of [network]."`
-	CNIMaxConfNum                int            `toml:"cni_max_conf_num" comment:"Configurations of cni_conf_dir that are used, in order of their file names; 0: as many as of [network]."`
-	Options                      map[string]any `toml:"options,omitempty" comment:"Further options of the shim; those of runc by containerd's names, such as ShimCgroup."`
+	RuntimeType                  string            `toml:"runtime_type" comment:"Type of the shim, such as io.containerd.runc.v2."`
+	ShimPath                     string            `toml:"shim_path" comment:"Shim binary; empty: found by its type beside sandboxd, else in PATH."`
+	BinaryName                   string            `toml:"binary_name" comment:"OCI runtime that the shim drives; empty: the shim's default."`
+	RuntimeRoot                  string            `toml:"runtime_root" comment:"State folder of the OCI runtime; empty: the shim's default."`
+	Sandboxer                    string            `toml:"sandboxer" comment:"\"podsandbox\" for any shim, \"shim\" for one that serves the Sandbox API."`
+	Snapshotter                  string            `toml:"snapshotter" comment:"Snapshotter of root file systems; empty: that of [image]."`
+	PodAnnotations               []string          `toml:"pod_annotations" comment:"Patterns of pod annotations that are passed to the shim."`
+	ContainerAnnotations         []string          `toml:"container_annotations" comment:"Patterns of container annotations that are passed to the shim."`
+	DefaultAnnotations           map[string]string `toml:"default_annotations,omitempty" comment:"Annotations that the shim is passed unless the pod has another value of one that pod_annotations or container_annotations pass."`
+	PrivilegedWithoutHostDevices bool              `toml:"privileged_without_host_devices" comment:"Keep host devices out of privileged containers."`
+	AllDevicesAllowed            bool              `toml:"privileged_without_host_devices_all_devices_allowed" comment:"Let such containers use all devices all the same, through nodes they make themselves; needs privileged_without_host_devices."`
+	CgroupWritable               bool              `toml:"cgroup_writable" comment:"Mount the cgroups of containers that are not privileged writable; needs cgroup v2, containers are refused elsewhere.\nMounts of base_spec stay as they are."`
+	ExecCPUAffinity              string            `toml:"exec_cpu_affinity" comment:"\"first\": what is executed in a container with a set of processors of its own runs on the first of them; empty: on all."`
+	BaseSpec                     string            `toml:"base_spec" comment:"OCI specification that containers start from; empty: the built-in one."`
+	CNIConfDir                   string            `toml:"cni_conf_dir" comment:"Folder of the CNI configurations of pods of this handler; empty: that of [network]."`
+	CNIMaxConfNum                int               `toml:"cni_max_conf_num" comment:"Configurations of cni_conf_dir that are used, in order of their file names; 0: as many as of [network]."`
+	Options                      map[string]any    `toml:"options,omitempty" comment:"Further options of the shim; those of runc by containerd's names, such as ShimCgroup."`
 }
 
 // Logs describes the containers' logs.
@@ -189,7 +209,7 @@ func Default() Config {
 			SessionGrace: config.Duration(10 * time.Second),
 			UnprivPorts:  true, UnprivICMP: true,
 			AppArmor: "crisp-default", CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}, Ulimits: map[string]Ulimit{}, DefaultSysctls: map[string]string{},
-			AbsentSources: []string{}, DefaultEnv: []string{}, DefaultMounts: []string{},
+			AbsentSources: []string{}, DefaultEnv: []string{}, DefaultMounts: []string{}, HooksDirs: []string{}, Workloads: map[string]Workload{},
 			Shim: Shim{
 				StartTimeout:    config.Duration(10 * time.Second),
 				CreateTimeout:   config.Duration(90 * time.Second),
@@ -265,6 +285,14 @@ func (r Runtime) Validate() error {
 	} {
 		if file.path != "" {
 			errs = append(errs, absolute(file.key, file.path))
+		}
+	}
+	for _, dir := range r.HooksDirs {
+		errs = append(errs, absolute("hooks_dir", dir))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Workloads)) {
+		if r.Workloads[name].Activation == "" {
+			errs = append(errs, fmt.Errorf("workloads.%s.activation_annotation: must not be empty, write for example \"target.workload.openshift.io/management\"", name))
 		}
 	}
 	for _, dir := range r.CDIDirs {

@@ -38,6 +38,7 @@ func (d *draft) annotations() error {
 // podAnnotations are the annotations of everything that runs for a pod.
 func podAnnotations(id string, config *criv1.PodSandboxConfig, handler pod.Handler) map[string]string {
 	out := make(map[string]string)
+	maps.Copy(out, handler.DefaultAnnotations) // those that the pod may set win
 	pass(out, config.GetAnnotations(), handler.PodAnnotations)
 	meta := config.GetMetadata()
 	out[pod.AnnotationSandboxID] = id

@@ -19,6 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/workload"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -311,6 +312,37 @@ func TestBaseSpecification(t *testing.T) {
 		if _, _, err := New(testHost(), Options{}).Build(in); err == nil {
 			t.Errorf("no error for %s", missing)
 		}
+	}
+}
+
+// Annotations of the handler stand unless the pod has others that are passed; a workload and hooks
+// of the node reach the specification.
+func TestWhatTheNodeHasForSomePods(t *testing.T) {
+	t.Parallel()
+	in := input()
+	in.Handler.DefaultAnnotations = map[string]string{"passed": "default", "kept": "default", annotationContainerName: "no"}
+	in.Handler.PodAnnotations = []string{"passed"}
+	in.SandboxConfig.Annotations = map[string]string{"passed": "own", "kept": "own", "target": "", "cpu/app": `{"cpuset":"1"}`}
+	in.Config.Linux.Resources = &criv1.LinuxContainerResources{CpuShares: 100, CpusetCpus: "0", MemoryLimitInBytes: 1 << 20}
+	dir := t.TempDir()
+	o := Options{HookFolders: []string{dir}, Workloads: []workload.Workload{{Activation: "target", Prefix: "cpu", Resources: workload.Resources{Quota: 5000}}}}
+	text := `{"version":"1.0.0","hook":{"path":"/bin/sh"},"when":{"annotations":{"target":""}},"stages":["poststop"]}`
+	if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	spec, _ := build(t, v2Host(), o, in)
+	if a := spec.Annotations; a["passed"] != "own" || a["kept"] != "default" || a[annotationContainerName] != "app" {
+		t.Errorf("annotations %v", a)
+	}
+	if c := spec.Linux.Resources.CPU; *c.Shares != 100 || c.Cpus != "1" || *c.Quota != 5000 || *spec.Linux.Resources.Memory.Limit != 1<<20 {
+		t.Errorf("processors %+v", c)
+	}
+	if spec.Hooks == nil || len(spec.Hooks.Poststop) != 1 {
+		t.Errorf("hooks %+v", spec.Hooks)
+	}
+	in.SandboxConfig.Annotations["cpu/app"] = "{"
+	if _, _, err := New(v2Host(), o).Build(in); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("an annotation that cannot be read: %v", err)
 	}
 }
 

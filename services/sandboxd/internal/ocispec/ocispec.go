@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 
 	"github.com/containerd/errdefs"
@@ -29,6 +30,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/device"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/hook"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/mount"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/namespace"
@@ -36,6 +38,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/process"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/security"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/workload"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
@@ -101,6 +104,10 @@ type Options struct {
 	DeviceOwnership bool
 	// Rlimits are limits of every container, by type such as "RLIMIT_NOFILE".
 	Rlimits map[string]host.Rlimit
+	// Workloads are kinds of pods that have processors of their own.
+	Workloads []workload.Workload
+	// HookFolders have descriptions of hooks; later ones win.
+	HookFolders []string
 	// Classes are the configured classes of RDT and block I/O; nil means that there are none.
 	Classes Classes
 	// InjectCDI adds CDI devices to a specification; nil means that CDI is not available.
@@ -191,7 +198,7 @@ func (b *Builder) Build(in Input) (*specs.Spec, Result, error) {
 	}
 	d := &draft{Builder: b, in: in, spec: spec, sc: in.Config.GetLinux().GetSecurityContext()}
 	for _, step := range []func() error{
-		d.check, d.process, d.namespaces, d.resources, d.classes, d.mounts, d.confine, d.annotations, d.cdi,
+		d.check, d.process, d.namespaces, d.resources, d.classes, d.mounts, d.confine, d.annotations, d.cdi, d.hooks,
 	} {
 		if err := step(); err != nil {
 			d.result.Undo()
@@ -257,6 +264,11 @@ func (d *draft) resources() error {
 		d.spec.Linux.Resources = &specs.LinuxResources{}
 	}
 	resource.Merge(d.spec.Linux.Resources, r)
+	cpu, err := workload.CPU(d.opts.Workloads, d.in.Config.GetMetadata().GetName(), d.in.SandboxConfig.GetAnnotations())
+	if err != nil {
+		return err
+	}
+	resource.Merge(d.spec.Linux.Resources, &specs.LinuxResources{CPU: cpu})
 	return device.Set(d.spec.Linux, d.devices())
 }
 
@@ -347,6 +359,19 @@ func (d *draft) cdi() error {
 		return nil
 	}
 	return device.InjectCDI(d.spec, names, d.opts.InjectCDI)
+}
+
+// hooks adds those that the node has for the container, behind all others but those of plugins.
+func (d *draft) hooks() error {
+	if len(d.opts.HookFolders) == 0 {
+		return nil
+	}
+	annotations := maps.Clone(d.in.Config.GetAnnotations())
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	maps.Copy(annotations, d.in.SandboxConfig.GetAnnotations())
+	return hook.Set(d.spec, d.opts.HookFolders, hook.Container{Annotations: annotations, BindMounts: len(d.in.Config.GetMounts()) > 0})
 }
 
 // base returns the specification that containers start from, without any mount, or the one

@@ -135,6 +135,9 @@ type Handler struct {
 	// that are passed through to the OCI specification.
 	PodAnnotations       []string
 	ContainerAnnotations []string
+	// DefaultAnnotations are in the OCI specification unless an annotation that is passed
+	// through has another value.
+	DefaultAnnotations map[string]string
 	// PrivilegedWithoutHostDevices keeps host devices out of privileged containers.
 	PrivilegedWithoutHostDevices bool
 	// AllDevicesAllowed lets privileged containers use all devices all the same, through
