@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -184,6 +185,7 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	proxied := s.st.Proxied(name)
+	how.extract = how.extract.hashing(s.algorithms(work, manifest.Manifest))
 	platform := unpack.Platform{Platform: platforms.All, Snapshotter: sn, SnapshotterKey: name, Applier: how.extract}
 	u, err := unpack.NewUnpacker(work, s.st.Content(), s.unpackOptions(platform, how, cancel)...)
 	if err != nil {
@@ -209,6 +211,29 @@ func (s *Service) unpack(ctx context.Context, manifest registry.Document, how un
 		err = cause
 	}
 	return extractionError(registry.Failed(ctx, err))
+}
+
+// algorithms are those by which the configuration of an image, which is on the node before the first
+// layer is extracted, names the archives of layers.
+func (s *Service) algorithms(ctx context.Context, m *ocispec.Manifest) func(blob digest.Digest) digest.Algorithm {
+	diffs := sync.OnceValue(func() []digest.Digest {
+		data, err := content.ReadBlob(ctx, s.st.Content(), m.Config)
+		if err != nil {
+			return nil // told by whoever needs it
+		}
+		img, err := registry.ParseConfig(m.Config, data)
+		if err != nil {
+			return nil
+		}
+		return img.RootFS.DiffIDs
+	})
+	return func(blob digest.Digest) digest.Algorithm {
+		i := slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Digest == blob })
+		if i < 0 || i >= len(diffs()) {
+			return digest.Canonical
+		}
+		return diffs()[i].Algorithm()
+	}
 }
 
 // unpackOptions are the limits of an unpacking, and who does what of it. The first layer that cannot
@@ -329,5 +354,6 @@ func (s *Service) mendLayer(ctx context.Context, c *contents, i int, how unpacki
 	if err != nil {
 		return err
 	}
-	return s.st.Restore(ctx, how.extract, how.snapshotter, c.layers, i)
+	algorithm := func(digest.Digest) digest.Algorithm { return c.layers[i].DiffID.Algorithm() }
+	return s.st.Restore(ctx, how.extract.hashing(algorithm), how.snapshotter, c.layers, i)
 }

@@ -114,6 +114,19 @@ func TestOddDocuments(t *testing.T) {
 		deep = s.document(sha256, "deep", indexType, index(deep))
 	}
 
+	large := func(size int) []byte {
+		data, err := json.Marshal(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return append(data, bytes.Repeat([]byte(" "), size-len(data))...)
+	}
+	tooLarge := func(size int) func(error) bool {
+		return func(err error) bool {
+			return errdefs.IsInvalidArgument(err) && !errdefs.IsNotFound(err) && strings.Contains(err.Error(), strconv.Itoa(size)) && strings.Contains(err.Error(), "at most 4194304")
+		}
+	}
+
 	put := func(name, mediaType string, v any) string { s.document(sha256, name, mediaType, v); return ":" + name }
 	tests := map[string]struct {
 		ref     string
@@ -121,6 +134,11 @@ func TestOddDocuments(t *testing.T) {
 	}{
 		"manifest with sha512":   {"@" + s.document(sha512, "sha512", manifestType, good).Digest.String(), nil},
 		"blobs with sha512":      {put("blobs", manifestType, manifest(s.blob(sha512, ocispec.MediaTypeImageConfig, []byte(strings.ReplaceAll(plain, "ID", `"`+diffID.String()+`"`))), s.blob(sha512, layer.MediaType, packed))), nil},
+		"layers with sha512":     {put("diffs512", manifestType, manifest(config(strings.Replace(plain, "ID", strconv.Quote(sha512.FromBytes(archive).String()), 1)), layer)), nil},
+		"two kinds of layers":    {put("diffsmixed", manifestType, manifest(config(strings.Replace(plain, "ID", "ID,"+strconv.Quote(sha512.FromBytes(archive).String()), 1)), layer, s.blob(sha256, ocispec.MediaTypeImageLayer, archive))), nil},
+		"wrong sha512 of layer":  {put("wrong512", manifestType, manifest(config(strings.Replace(plain, "ID", strconv.Quote(sha512.FromBytes(packed).String()), 1)), layer)), errdefs.IsDataLoss},
+		"large":                  {put("large", manifestType, large(4<<20+1)), tooLarge(4<<20 + 1)},
+		"larger":                 {put("larger", manifestType, large(6<<20)), tooLarge(6 << 20)},
 		"fields of the future":   {put("future", manifestType, manifest(config(strings.Replace(plain, "{", `{"x":{"y":[1]},"config":{"Future":true,"Labels":null,"ExposedPorts":{}},"history":null,"created":null,`, 1)), layer)), nil},
 		"no platform":            {put("anywhere", manifestType, manifest(config(`{"rootfs":{"diff_ids":[ID]}}`), layer)), nil},
 		"layer three times":      {put("thrice", manifestType, manifest(config(strings.Replace(plain, "ID", "ID,ID,ID", 1)), layer, layer, layer)), nil},

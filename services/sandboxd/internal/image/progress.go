@@ -173,6 +173,13 @@ type applier struct {
 	done   func(layer digest.Digest)
 }
 
+// hashing returns an applier that hashes archives by the algorithms of their blobs.
+func (a applier) hashing(algorithm func(blob digest.Digest) digest.Algorithm) applier {
+	a.base = a.base.Hashing(algorithm)
+	a.Applier = a.base
+	return a
+}
+
 // aside returns an applier and a snapshotter, on top of sn, for layers without those below them. They
 // are counted when they are committed. The first failure is told to end.
 func (a applier) aside(sn snapshots.Snapshotter, end context.CancelCauseFunc) (diff.Applier, snapshots.Snapshotter) {

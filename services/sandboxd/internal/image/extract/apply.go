@@ -42,10 +42,19 @@ type Decoder interface {
 type Applier struct {
 	content content.Provider
 	decoder Decoder
+	// algorithm is that of the digest of a layer's archive; nil for the usual one.
+	algorithm func(blob digest.Digest) digest.Algorithm
 }
 
 // New returns what extracts layers from a store of blobs, as the decoder reads them.
-func New(store content.Provider, d Decoder) Applier { return Applier{store, d} }
+func New(store content.Provider, d Decoder) Applier { return Applier{content: store, decoder: d} }
+
+// Hashing returns an applier that tells the digests of archives by the algorithms that are given for
+// the blobs of layers.
+func (a Applier) Hashing(algorithm func(blob digest.Digest) digest.Algorithm) Applier {
+	a.algorithm = algorithm
+	return a
+}
 
 // Apply implements diff.Applier. With overlayfs a layer goes into its own folder, in overlayfs's
 // notation; else into the mounted whole. Errors tell a system that refuses (ErrInternal, or as it is
@@ -115,7 +124,11 @@ func (a Applier) read(ctx context.Context, desc ocispec.Descriptor, use func(io.
 		return ocispec.Descriptor{}, err
 	}
 	defer tar.Close()
-	hash := digest.Canonical.Digester()
+	algorithm := digest.Canonical
+	if a.algorithm != nil {
+		algorithm = a.algorithm(desc.Digest)
+	}
+	hash := algorithm.Digester()
 	counted := &counter{r: io.TeeReader(tar, hash.Hash()), over: ctx.Err}
 	if err := use(counted); err != nil {
 		return ocispec.Descriptor{}, err

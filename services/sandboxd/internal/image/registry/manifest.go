@@ -66,7 +66,10 @@ func (s *Session) document(ctx context.Context, desc ocispec.Descriptor) (Docume
 	if limit == 0 {
 		limit = maxDocument
 	}
-	if limit < 0 || limit > maxDocument {
+	if limit > maxDocument {
+		return Document{}, tooLarge(desc.Digest.String(), limit)
+	}
+	if limit < 0 {
 		return Document{}, fmt.Errorf("manifest %s has size %d: %w", desc.Digest, desc.Size, errdefs.ErrInvalidArgument)
 	}
 	// The media type selects the manifests endpoint; a blob of the same digest is not asked for.
@@ -84,6 +87,11 @@ func (s *Session) document(ctx context.Context, desc ocispec.Descriptor) (Docume
 		return Document{}, Failed(ctx, fmt.Errorf("manifest %s: %w", desc.Digest, err))
 	}
 	return ParseDocument(desc, data)
+}
+
+// tooLarge is the error of a manifest or index that has more bytes than are read.
+func tooLarge(name string, size int64) error {
+	return fmt.Errorf("manifest of %s has %d bytes, at most %d are accepted: %w", name, size, maxDocument, errdefs.ErrInvalidArgument)
 }
 
 // ParseDocument checks content against its descriptor and finds out what it is. A size of 0

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -204,12 +205,32 @@ func (s *Session) Close() {
 // the registry; so would be the size, which is left at 0. Errors as of [Classify].
 func (s *Session) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 	_, desc, err := s.resolver.Resolve(ctx, s.name.String())
+	if size, over := rejectedSize(err); over {
+		return ocispec.Descriptor{}, tooLarge(s.name.String(), size)
+	}
 	if err != nil {
 		return ocispec.Descriptor{}, Failed(ctx, err)
 	}
 	if digested, ok := s.name.(reference.Digested); ok && desc.Digest != digested.Digest() {
 		return ocispec.Descriptor{}, fmt.Errorf("image %q resolved to %s: %w", s.name, desc.Digest, errdefs.ErrDataLoss)
 	}
+	if desc.Size > maxDocument {
+		return ocispec.Descriptor{}, tooLarge(s.name.String(), desc.Size)
+	}
 	desc.Size = 0
 	return desc, nil
+}
+
+// rejectedSize finds the size of a manifest that was too large for the resolver, which tells it in
+// words only, and as one that is not there.
+func rejectedSize(err error) (size int64, over bool) {
+	if !errdefs.IsNotFound(err) {
+		return 0, false
+	}
+	_, text, found := strings.Cut(err.Error(), "rejecting ")
+	if !found {
+		return 0, false
+	}
+	n, err := fmt.Sscanf(text, "%d byte manifest", &size)
+	return size, n == 1 && err == nil
 }
