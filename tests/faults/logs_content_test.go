@@ -250,6 +250,33 @@ func TestFullDiskForTheLog(t *testing.T) {
 	})
 }
 
+// Something else in place of a pod's folder of logs is told when the pod is made, and, if it comes
+// later, when a container is; nothing is left then.
+func TestLogFolderOfAnotherKind(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	config := s.podConfig("late")
+	pod := s.pod(config, "")
+	must(t, os.MkdirAll(filepath.Dir(config.GetLogDirectory()), 0o755))
+	must(t, os.WriteFile(config.GetLogDirectory(), nil, 0o644))
+	again := s.podConfig("late")
+	again.Metadata.Attempt++
+	_, err := s.try(again, "", patience)
+	_, createErr := s.create(pod, config, script("main", "true"))
+	for _, err := range []error{err, createErr} {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(fmt.Sprint(err), config.GetLogDirectory()) {
+			t.Errorf("a file in place of the folder: %v", err)
+		}
+	}
+	if same, err := s.try(config, "", patience); err != nil || same != pod {
+		t.Errorf("the same request again: %q, %v", same, err)
+	}
+	must(t, os.Remove(config.GetLogDirectory()))
+	s.container(pod, config, script("main", "true"))
+	if pods := s.pods(); len(pods) != 1 {
+		t.Errorf("pods %v", pods)
+	}
+}
+
 // Paths of logs that lead out of the pod's folder are refused, at the creation if the path
 // says so, else at the start, and nothing outside is touched.
 func TestLogsStayInTheirFolder(t *testing.T) {

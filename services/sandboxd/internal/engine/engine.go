@@ -83,7 +83,7 @@ func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trac
 	})
 	e.Containers = container.New(container.Parts{
 		Table: e.table, Work: e.work, Driver: e.Tasks, Views: e.Views, Images: p.Images, Rootfs: p.Rootfs,
-		ImageVolumes: p.ImageVolumes, Tasks: p.Tasks, Specs: p.Specs, Cgroups: p.Cgroups, ContainerDir: cfg.ContainerDir, Log: log,
+		ImageVolumes: p.ImageVolumes, Tasks: p.Tasks, Specs: p.Specs, Files: p.Files, Cgroups: p.Cgroups, ContainerDir: cfg.ContainerDir, Log: log,
 	})
 	e.Sandboxes = sandbox.New(sandbox.Parts{
 		Table: e.table, Work: e.work, Driver: e.Tasks, Containers: e.Containers, Views: e.Views, Network: p.Network,

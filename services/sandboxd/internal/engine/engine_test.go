@@ -140,7 +140,7 @@ func TestRepeatedRequestGetsTheSameSandbox(t *testing.T) {
 }
 
 func TestFailedPreparationLeavesNothing(t *testing.T) {
-	for _, op := range []string{"namespaces.pin", "network.attach", "namespaces.interfaces", "files.make", "controller.create", "controller.start"} {
+	for _, op := range []string{"namespaces.pin", "network.attach", "namespaces.interfaces", "files.logs", "files.make", "controller.create", "controller.start"} {
 		t.Run(op, func(t *testing.T) {
 			n := start(t, newWorld(t), "boot")
 			n.session(t, "gw")

@@ -327,6 +327,10 @@ type files struct{ w *world }
 func (f files) Make(_ context.Context, id string, _ *criv1.PodSandboxConfig) (pod.SandboxFiles, error) {
 	return pod.SandboxFiles{}, f.w.do("files.make", func() { f.w.holds["files "+id] = true })
 }
+
+func (f files) CheckLogs(*criv1.PodSandboxConfig) error {
+	return f.w.do("files.logs", func() {})
+}
 func (files) Paths(string, *criv1.PodSandboxConfig) pod.SandboxFiles { return pod.SandboxFiles{} }
 func (f files) Remove(_ context.Context, id string) error {
 	return f.w.do("files.remove", func() { delete(f.w.holds, "files "+id) })

@@ -28,6 +28,7 @@ type Parts struct {
 	ImageVolumes port.ImageVolumes
 	Tasks        port.Tasks
 	Specs        port.Specs
+	Files        port.Files
 	Cgroups      port.Cgroups
 	// ContainerDir is the folder under which a container's volumes live.
 	ContainerDir string

@@ -105,6 +105,12 @@ func (u *UseCases) admit(ctx context.Context, s *table.Sandbox, session string, 
 func (u *UseCases) build(ctx context.Context, c *table.Container) error {
 	cfg := c.Record().GetConfig()
 	sandboxRec := c.Sandbox.Record()
+	if logPath(sandboxRec.GetConfig(), cfg) != "" {
+		err := u.p.Files.CheckLogs(sandboxRec.GetConfig())
+		if err != nil {
+			return err
+		}
+	}
 	img, err := u.p.Images.Resolve(ctx, cfg.GetImage().GetImage())
 	if err != nil {
 		return fmt.Errorf("config.image %q: %w", cfg.GetImage().GetImage(), err)

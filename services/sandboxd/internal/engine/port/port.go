@@ -118,6 +118,9 @@ type Files interface {
 	Paths(sandboxID string, cfg *criv1.PodSandboxConfig) pod.SandboxFiles
 	// Remove removes them; what is gone already is not an error.
 	Remove(ctx context.Context, sandboxID string) error
+	// CheckLogs says whether the folder of a pod's logs is one or could be made, and makes none.
+	// Errors: ErrFailedPrecondition.
+	CheckLogs(cfg *criv1.PodSandboxConfig) error
 }
 
 // SandboxSpec is what a controller needs to make a sandbox.

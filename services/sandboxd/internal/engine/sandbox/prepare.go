@@ -53,7 +53,11 @@ func (u *UseCases) Prepare(ctx context.Context, session string, cfg *criv1.PodSa
 		return nil, false, err
 	}
 	defer done()
-	label, err := u.p.Specs.PodLabel(cfg)
+	err = u.p.Files.CheckLogs(cfg)
+	var label string
+	if err == nil {
+		label, err = u.p.Specs.PodLabel(cfg)
+	}
 	if err == nil {
 		err = u.build(ctx, s, want, label)
 	}
