@@ -11,6 +11,19 @@ import (
 // mostWords is how much of what an OCI runtime says is searched for what it is about.
 const mostWords = 64 << 10
 
+// mostSaid is how much of what an OCI runtime says is told, its beginning and its end: what fails
+// is in the one or in the other, and callers have limits of their own for errors.
+const mostSaid = 8 << 10
+
+// shortened leaves out the middle of a text that is too long to be told.
+func shortened(text string) string {
+	if len(text) <= mostSaid {
+		return text
+	}
+	const half = mostSaid / 2
+	return strings.ToValidUTF8(fmt.Sprintf("%s … (%d bytes) … %s", text[:half], len(text)-mostSaid, text[len(text)-half:]), "")
+}
+
 // refusal is a way in which runc or crun say that they cannot do what a specification asks for.
 type refusal struct {
 	words *regexp.Regexp
@@ -78,7 +91,8 @@ const commandField, execField = "config.command", "cmd"
 
 // explained gives an error of an OCI runtime that is about something in the request, for the first
 // process of a container or for an exec of it, the class ErrFailedPrecondition, and names the field.
-// Any other error stays as it is: it is a failure of the runtime.
+// Any other error stays as it is, but for its length: it is a failure of the runtime, or told in words of
+// one that is not known here.
 func explained(err error, execID string) error {
 	if err == nil || !errdefs.IsInternal(err) {
 		return err
@@ -90,8 +104,11 @@ func explained(err error, execID string) error {
 			if execID != "" && field == commandField {
 				field = execField
 			}
-			return fmt.Errorf("%s: %s: %w", field, text, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("%s: %s: %w", field, shortened(text), errdefs.ErrFailedPrecondition)
 		}
+	}
+	if len(text) > mostSaid {
+		return fmt.Errorf("%s: %w", shortened(text), errdefs.ErrInternal)
 	}
 	return err
 }

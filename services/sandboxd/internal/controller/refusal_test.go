@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 )
@@ -45,5 +46,20 @@ func TestExplained(t *testing.T) {
 	exec := fmt.Errorf("shim Start: exec: \"/nothing\": stat /nothing: no such file or directory: %w", errdefs.ErrInternal)
 	if got := explained(exec, "x"); !errdefs.IsFailedPrecondition(got) || !strings.HasPrefix(got.Error(), "cmd: ") {
 		t.Errorf("command of an exec: %v", got)
+	}
+}
+
+// An OCI runtime that says a lot is heard to its end, and told with the middle left out.
+func TestLongWordsAreShortened(t *testing.T) {
+	t.Parallel()
+	for first, kind := range map[string]error{"reason unknown": errdefs.ErrInternal, `exec: "/nothing": not there`: errdefs.ErrFailedPrecondition} {
+		said := first + strings.Repeat("\xc3\xa4", 50_000) + "the last words"
+		err := explained(fmt.Errorf("runtime create: %s: %w", said, errdefs.ErrInternal), "")
+		if !errors.Is(err, kind) || len(err.Error()) > mostSaid+200 || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "the last words") {
+			t.Errorf("%d bytes, %.60q", len(err.Error()), err)
+		}
+		if !utf8.ValidString(err.Error()) {
+			t.Error("the text was cut within a character")
+		}
 	}
 }

@@ -3,6 +3,7 @@ package task
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,9 +159,12 @@ func lastError(path string, since int64) string {
 	s := bufio.NewScanner(io.LimitReader(f, maxRuntimeLog))
 	s.Buffer(nil, maxRuntimeLog)
 	for s.Scan() {
-		var line struct{ Level, Msg string }
-		if json.Unmarshal(s.Bytes(), &line) == nil && line.Level == "error" {
-			last = line.Msg
+		var line struct {
+			Level, Msg string
+			Fields     struct{ Message string } // as youki writes it
+		}
+		if json.Unmarshal(s.Bytes(), &line) == nil && strings.EqualFold(line.Level, "error") {
+			last = cmp.Or(line.Msg, line.Fields.Message, last)
 		}
 	}
 	return strings.TrimSpace(last)
