@@ -20,7 +20,7 @@ needs=(
 )
 
 case ${1:-} in
---test) needs+=("cmd:strace strace") ;;
+--test) needs+=("cmd:strace strace" "cmd:mkfs.erofs erofs-utils") ;;
 --docker) needs+=("cmd:dockerd docker.io" "cmd:docker-compose docker-compose") ;;
 esac
 

@@ -42,6 +42,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/controller"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/erofs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
@@ -141,7 +142,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
 	a.imageMetrics = image.NewMetrics(tel.Registry)
 	a.storage, err = storage.Open(ctx, storage.Config{
-		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Proxies: proxySnapshotters(cfg), Collected: a.imageMetrics.Collected,
+		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Wanted: handlerSnapshotters(cfg), Proxies: proxySnapshotters(cfg), Collected: a.imageMetrics.Collected,
 	}, tel.Log)
 	if err != nil {
 		return nil, err
@@ -173,6 +174,11 @@ func Check(cfg config.Config) error {
 	for _, w := range workloads(cfg) {
 		if err := w.Resources.Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("runtime.workloads.%s.resources: %w", w.Name, err))
+		}
+	}
+	if cfg.UsesErofs() {
+		if err := erofs.Supported(); err != nil {
+			errs = append(errs, fmt.Errorf("snapshotter erofs: %w", err))
 		}
 	}
 	known := handlers(cfg).ByName

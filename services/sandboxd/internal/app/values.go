@@ -86,6 +86,15 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 	}
 }
 
+// handlerSnapshotters are those that runtime handlers name.
+func handlerSnapshotters(cfg config.Config) []string {
+	var out []string
+	for _, h := range cfg.Runtime.Handlers {
+		out = append(out, h.Snapshotter)
+	}
+	return out
+}
+
 func proxySnapshotters(cfg config.Config) map[string]storage.Proxy {
 	out := make(map[string]storage.Proxy, len(cfg.Image.ProxySnapshotters))
 	for name, p := range cfg.Image.ProxySnapshotters {

@@ -137,11 +137,11 @@ type Logs struct {
 
 // Image describes pulling and storing images.
 type Image struct {
-	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\", \"native\" or one of proxy_snapshotters; empty: the best that works here."`
+	Snapshotter            string          `toml:"snapshotter" comment:"\"overlayfs\", \"native\", \"erofs\" or one of proxy_snapshotters; empty: overlayfs where it works, else native."`
 	RegistryConfig         []string        `toml:"registry_config" comment:"Folders of hosts.toml files; the first that exists is used."`
 	AuthFile               string          `toml:"auth_file" comment:"File in the form of docker's config.json with credentials for pulls that bring none; empty: none."`
 	MaxConcurrentDownloads int             `toml:"max_concurrent_downloads" comment:"Layers of one image that are fetched at a time."`
-	MaxConcurrentUnpacks   int             `toml:"max_concurrent_unpacks" comment:"Layers of one image that are extracted at a time, with overlayfs. 1: one after the other."`
+	MaxConcurrentUnpacks   int             `toml:"max_concurrent_unpacks" comment:"Layers of one image that are extracted at a time, with overlayfs and erofs. 1: one after the other."`
 	LayerFetchBuffer       config.ByteSize `toml:"concurrent_layer_fetch_buffer" comment:"Size of the ranges in which a big layer is fetched, several at a time; each takes as much memory. 0: layers are fetched whole."`
 	PullProgressTimeout    config.Duration `toml:"pull_progress_timeout" comment:"A pull that makes no progress for this long fails."`
 	VerifierDir            string          `toml:"verifier_dir" comment:"Folder of programs in the form of containerd's image verifiers, all of which must accept an image before its layers are pulled;\nif set and there is none, nothing is pulled. Empty: images are not verified."`
@@ -366,9 +366,22 @@ func (i Image) Validate() error {
 		checkPatterns("pinned_images", i.PinnedImages), oneOf("decryption_key_model", i.KeyModel, "", "node"), checkStreamProcessors(i.StreamProcessors))
 }
 
+// Erofs is the name of the snapshotter that needs more of the node than all have.
+const Erofs = "erofs"
+
+// UsesErofs says whether images are unpacked with the snapshotter erofs, by default or for a handler.
+func (c Config) UsesErofs() bool {
+	for _, h := range c.Runtime.Handlers {
+		if h.Snapshotter == Erofs {
+			return true
+		}
+	}
+	return c.Image.Snapshotter == Erofs
+}
+
 // snapshotters are the names that there are; the empty one is the best that works.
 func (i Image) snapshotters() []string {
-	return append([]string{"", "overlayfs", "native"}, slices.Sorted(maps.Keys(i.ProxySnapshotters))...)
+	return append([]string{"", "overlayfs", "native", Erofs}, slices.Sorted(maps.Keys(i.ProxySnapshotters))...)
 }
 
 func checkProxySnapshotters(proxies map[string]ProxySnapshotter) error {

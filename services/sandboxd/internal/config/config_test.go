@@ -64,6 +64,7 @@ func TestValidateNamesTheKey(t *testing.T) {
 			c.Image.ProxySnapshotters["lazy"] = ProxySnapshotter{Address: "/run/lazy.sock", Root: "lazy"}
 		},
 		"proxy_snapshotters.native":   func(c *Config) { c.Image.ProxySnapshotters["native"] = ProxySnapshotter{Address: "/run/native.sock"} },
+		"proxy_snapshotters.erofs":    func(c *Config) { c.Image.ProxySnapshotters["erofs"] = ProxySnapshotter{Address: "/run/erofs.sock"} },
 		"decryption_key_model":        func(c *Config) { c.Image.KeyModel = "pod" },
 		"stream_processors.x.path":    func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Returns: "b"} },
 		"stream_processors.x.returns": func(c *Config) { c.Image.StreamProcessors["x"] = StreamProcessor{Accepts: []string{"a"}, Path: "p"} },

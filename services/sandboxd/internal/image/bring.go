@@ -245,7 +245,7 @@ func (s *Service) unpackOptions(platform unpack.Platform, how unpacking, end con
 		unpack.WithDuplicationSuppressor(s.shared),
 	}
 	if s.st.Rebases(platform.SnapshotterKey) && conf.MaxConcurrentUnpacks > 1 {
-		platform.Applier, platform.Snapshotter = how.extract.aside(platform.Snapshotter, end)
+		platform.Applier, platform.Snapshotter = how.extract.aside(platform.Snapshotter, s.st.Lower(platform.SnapshotterKey), end)
 		platform.SnapshotterCapabilities = []string{snapshots.RebaseCap}
 		options = append(options, unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(conf.MaxConcurrentUnpacks))))
 	}

@@ -140,7 +140,7 @@ func TestWhiteouts(t *testing.T) {
 		"notes of a union file system":    {[][]file{{{Name: ".wh..wh.aufs"}, dir(".wh..wh.plnk/"), text("f", "2")}}, with(map[string]string{"f": "2"})},
 		"a device that overlayfs reads":   {[][]file{{{Name: "f", Type: '3'}}}, with(nil)},
 	}
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		n := newNode(t, func(_ *Config, sc *storage.Config) { sc.Snapshotter = snapshotter })
 		reg := imagetest.NewRegistry(t)
 		i := 0
@@ -175,7 +175,7 @@ func TestWhiteoutOfManyFiles(t *testing.T) {
 
 // Markers without a name are refused and delete nothing.
 func TestMalformedWhiteouts(t *testing.T) {
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		for _, name := range []string{".wh.", ".wh..", ".wh...", "d/.wh.", "d/.wh..", "d/.wh..."} {
 			t.Run(snapshotter+" "+name, func(t *testing.T) {
 				n := newNode(t, func(_ *Config, sc *storage.Config) { sc.Snapshotter = snapshotter })
@@ -219,7 +219,7 @@ func TestLayersThatLeaveTheRoot(t *testing.T) {
 		"device":                 {{file{Name: "dev", Type: '3'}, file{Name: "fifo", Type: '6'}}},
 		"overlay notes of link":  {{dir("d/")}, {link("d", outside)}, {dir("d/"), opaque("d"), text("d/mark", "evil")}},
 	}
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		shared := newNode(t, func(_ *Config, sc *storage.Config) { sc.Snapshotter = snapshotter })
 		reg := imagetest.NewRegistry(t)
 		for name, layers := range evil {

@@ -182,8 +182,8 @@ func (a applier) hashing(algorithm func(blob digest.Digest) digest.Algorithm) ap
 
 // aside returns an applier and a snapshotter, on top of sn, for layers without those below them. They
 // are counted when they are committed. The first failure is told to end.
-func (a applier) aside(sn snapshots.Snapshotter, end context.CancelCauseFunc) (diff.Applier, snapshots.Snapshotter) {
-	aside := extract.NewAside(sn, a.base, a.done)
+func (a applier) aside(sn snapshots.Snapshotter, lower extract.Lower, end context.CancelCauseFunc) (diff.Applier, snapshots.Snapshotter) {
+	aside := extract.NewAside(sn, a.base, lower, a.done)
 	a.Applier, a.done = failing{aside, end}, func(digest.Digest) {}
 	return a, aside
 }

@@ -40,7 +40,7 @@ func Look(ctx context.Context, cfg config.Config, groupParents []string) (rules.
 	m.Running = inUse(filepath.Join(cfg.Root, "records.db"))
 	err = errors.Join(
 		m.lookAtBundles(), m.lookAtMounts(), m.lookAtFolders(), m.lookAtProcesses(),
-		m.lookAtGroups(groupParents), m.lookAtLayers(ctx), m.lookAtAddresses(cfg.Network.ConfDir),
+		m.lookAtGroups(groupParents), m.lookAtLayers(ctx), m.lookAtErofs(ctx), m.lookAtAddresses(cfg.Network.ConfDir),
 		m.lookAtRuntimes(cfg.Runtime.Handlers),
 	)
 	return rules.Machine(m), err

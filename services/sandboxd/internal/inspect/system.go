@@ -14,9 +14,14 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/snapshots"
+	snapshotdb "github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"go.etcd.io/bbolt" //nolint:depguard // reads a copy of the image library's database
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/erofs"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/inspect/rules"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
@@ -160,6 +165,39 @@ func (m *machine) lookAtLayers(ctx context.Context) error {
 			})
 		})
 	})
+}
+
+// lookAtErofs finds where layers of the erofs snapshotter are to be mounted, of its own database.
+func (m *machine) lookAtErofs(ctx context.Context) error {
+	root := filepath.Join(m.Root, "images", storage.Erofs)
+	from := filepath.Join(root, "metadata.db")
+	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return withCopy(ctx, from, func(path string) error {
+		db, err := snapshotdb.NewMetaStore(path)
+		if err != nil {
+			return fmt.Errorf("database of the erofs snapshotter: %w", err)
+		}
+		err = db.WithTransaction(ctx, false, func(ctx context.Context) error {
+			var err error
+			m.Lower, _, err = erofs.Folders(ctx, root, walkInfo{})
+			return err
+		})
+		return errors.Join(err, db.Close())
+	})
+}
+
+// walkInfo lists the snapshots of the transaction in the context.
+type walkInfo struct{}
+
+// Walk implements erofs.Walker.
+func (walkInfo) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
+	err := snapshotdb.WalkInfo(ctx, fn, filters...)
+	if errdefs.IsNotFound(err) {
+		return nil // nothing was ever recorded
+	}
+	return err
 }
 
 func within(b *bbolt.Bucket, names ...string) *bbolt.Bucket {

@@ -28,7 +28,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestRootfs(t *testing.T) {
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		t.Run(snapshotter, func(t *testing.T) { testRootfs(t, snapshotter) })
 	}
 }

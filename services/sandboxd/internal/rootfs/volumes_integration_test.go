@@ -40,6 +40,11 @@ type node struct {
 func newNode(t *testing.T, snapshotter string, config v1.Config, layers ...v1.Layer) *node {
 	t.Helper()
 	n := &node{t: t, root: t.TempDir()}
+	t.Cleanup(func() { // layers that a container, which a test may leave, is on top of
+		if err := mount.UnmountRecursive(n.root, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 	log := slog.New(slog.DiscardHandler)
 	var err error
 	if n.st, err = storage.Open(t.Context(), storage.Config{Root: n.root, Snapshotter: snapshotter}, log); err != nil {
@@ -94,7 +99,7 @@ func volumeLayers(t *testing.T) map[string][]v1.Layer {
 }
 
 func TestImageVolumes(t *testing.T) {
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		for name, layers := range volumeLayers(t) {
 			t.Run(snapshotter+" "+name, func(t *testing.T) { testVolumes(t, snapshotter, layers) })
 		}
@@ -193,7 +198,7 @@ func owner(t *testing.T, path string) (uid, gid uint32) {
 }
 
 func TestMappedOwners(t *testing.T) {
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		for name, layers := range volumeLayers(t) {
 			t.Run(snapshotter+" "+name, func(t *testing.T) {
 				ctx := t.Context()
@@ -281,7 +286,7 @@ func asUser(uid int, fn func() error) error {
 }
 
 func TestFillVolumes(t *testing.T) {
-	for _, snapshotter := range []string{storage.Overlay, storage.Native} {
+	for _, snapshotter := range []string{storage.Overlay, storage.Native, storage.Erofs} {
 		t.Run(snapshotter, func(t *testing.T) {
 			ctx := t.Context()
 			n := newNode(t, snapshotter, v1.Config{}, imagetest.Layer(t,

@@ -32,6 +32,15 @@ func Folders(ctx context.Context, sn snapshots.Snapshotter, layer string) ([]str
 	return dirs, nil
 }
 
+// Lower tells where layers are.
+type Lower struct {
+	// Folders returns the folders of a layer, in overlayfs's notation, and of those below it, the
+	// topmost first. They can be opened until release is called.
+	Folders func(ctx context.Context, layer string) (dirs []string, release func(), err error)
+	// Alike says that the lowest layer is prepared like all others, so that an applier cannot know it.
+	Alike bool
+}
+
 // Aside is an overlay snapshotter and an applier for layers of which those below are not there
 // yet: such a layer is prepared without a parent and settled when it is committed to one. A layer
 // with hard links to files of those below is written only then. It serves one unpacking.
@@ -39,6 +48,7 @@ type Aside struct {
 	snapshots.Snapshotter
 
 	applier Applier
+	lower   Lower
 	done    func(layer digest.Digest)
 
 	mu      sync.Mutex // mu guards pending
@@ -54,14 +64,17 @@ type pending struct {
 
 // NewAside returns a snapshotter on top of sn, and calls done after each layer that it has
 // committed.
-func NewAside(sn snapshots.Snapshotter, a Applier, done func(layer digest.Digest)) *Aside {
-	return &Aside{Snapshotter: sn, applier: a, done: done, pending: map[string]pending{}}
+func NewAside(sn snapshots.Snapshotter, a Applier, lower Lower, done func(layer digest.Digest)) *Aside {
+	return &Aside{Snapshotter: sn, applier: a, lower: lower, done: done, pending: map[string]pending{}}
 }
 
 // Apply implements diff.Applier for layers that this snapshotter has prepared. Errors are those of
 // [Applier.Apply].
 func (a *Aside) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	folder, lower, overlay := overlayFolders(mounts)
+	if !overlay && a.lower.Alike && len(mounts) == 1 && mounts[0].Type == "bind" {
+		folder, overlay = mounts[0].Source, true
+	}
 	if !overlay || len(lower) > 0 {
 		got, err := a.applier.Apply(ctx, desc, mounts, opts...)
 		if err == nil && !overlay && len(mounts) == 1 {
@@ -93,7 +106,7 @@ func (a *Aside) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 
 // again writes a layer whose first writing was given up.
 func (a *Aside) again(ctx context.Context, desc ocispec.Descriptor, folder string, lower []string) error {
-	if err := empty(folder); err != nil {
+	if err := Empty(folder); err != nil {
 		return err
 	}
 	_, err := a.applier.Apply(ctx, desc, Over(folder, lower))
@@ -156,10 +169,11 @@ func (a *Aside) finish(ctx context.Context, p pending, folder string, opts []sna
 			return err
 		}
 	}
-	lower, err := Folders(ctx, a.Snapshotter, info.Parent)
+	lower, release, err := a.lower.Folders(ctx, info.Parent)
 	if err != nil {
 		return err
 	}
+	defer release()
 	if err := TakeOwner(folder, lower); err != nil {
 		return err
 	}

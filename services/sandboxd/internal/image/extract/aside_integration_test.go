@@ -71,6 +71,14 @@ func newBench(t *testing.T) *bench {
 	return &bench{t: t, store: store, sn: sn, a: New(store, plain{})}
 }
 
+// lower tells where the layers of the overlay snapshotter are.
+func (b *bench) lower() Lower {
+	return Lower{Folders: func(ctx context.Context, layer string) ([]string, func(), error) {
+		dirs, err := Folders(ctx, b.sn, layer)
+		return dirs, func() {}, err
+	}}
+}
+
 // put stores a layer.
 func (b *bench) put(headers ...*tar.Header) ocispec.Descriptor {
 	b.t.Helper()
@@ -129,7 +137,7 @@ func (b *bench) aside(layers []ocispec.Descriptor, rnd *rand.Rand) (string, erro
 	ctx := b.t.Context()
 	b.run++
 	var done []digest.Digest
-	aside := NewAside(b.sn, b.a, func(d digest.Digest) { done = append(done, d) })
+	aside := NewAside(b.sn, b.a, b.lower(), func(d digest.Digest) { done = append(done, d) })
 	for _, i := range rnd.Perm(len(layers)) {
 		mounts, err := aside.Prepare(ctx, fmt.Sprintf("%d-%d-", b.run, i), "")
 		if err != nil {

@@ -165,8 +165,8 @@ func TakeOwner(folder string, lower []string) error {
 	return os.Lchown(folder, int(st.Uid), int(st.Gid))
 }
 
-// empty removes what is in a folder.
-func empty(folder string) error {
+// Empty removes what is in a folder.
+func Empty(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return err

@@ -12,11 +12,11 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/mount"
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/erofs"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/extract"
 )
 
@@ -47,6 +47,9 @@ func (s *Storage) Damaged(ctx context.Context, snapshotter string, layers []Laye
 		if dir == "" {
 			continue
 		}
+		if name == Erofs {
+			dir = erofs.Blob(dir)
+		}
 		if _, err := os.Lstat(dir); err != nil {
 			damaged = append(damaged, i)
 		}
@@ -66,23 +69,45 @@ func (s *Storage) Restore(ctx context.Context, applier diff.Applier, snapshotter
 		return fmt.Errorf("snapshotter %s: %w", name, err)
 	}
 	upper, lower := dirs[0], dirs[1:]
-	if upper == "" {
+	switch {
+	case upper != "" && name == Erofs:
+		return s.renew(ctx, applier, layers[i], upper, lower)
+	case upper == "":
 		return fmt.Errorf("layer %s in %s cannot be restored: %w", layers[i].ChainID, name, errdefs.ErrNotImplemented)
 	}
 	if err := os.MkdirAll(upper, 0o755); err != nil {
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
 	}
-	if err := extract.TakeOwner(upper, lower); err != nil {
-		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
-	}
-	got, err := applier.Apply(ctx, layers[i].Blob, extract.Over(upper, lower))
-	if err == nil && got.Digest != layers[i].DiffID {
-		err = fmt.Errorf("content is %s, not %s: %w", got.Digest, layers[i].DiffID, errdefs.ErrDataLoss)
-	}
-	if err != nil {
+	if err := extractAgain(ctx, applier, layers[i], upper, lower); err != nil {
 		// An empty folder would pass for a whole layer.
 		_ = os.RemoveAll(upper)
 		return fmt.Errorf("layer %s: %w", layers[i].ChainID, err)
+	}
+	return nil
+}
+
+// extractAgain extracts a layer into its folder.
+func extractAgain(ctx context.Context, applier diff.Applier, l Layer, upper string, lower []string) error {
+	if err := extract.TakeOwner(upper, lower); err != nil {
+		return err
+	}
+	got, err := applier.Apply(ctx, l.Blob, extract.Over(upper, lower))
+	if err == nil && got.Digest != l.DiffID {
+		err = fmt.Errorf("content is %s, not %s: %w", got.Digest, l.DiffID, errdefs.ErrDataLoss)
+	}
+	return err
+}
+
+// renew makes the file of a layer again.
+func (s *Storage) renew(ctx context.Context, applier diff.Applier, l Layer, upper string, lower []string) error {
+	release, err := s.erofs.Hold(ctx, lower)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = s.erofs.Renew(ctx, upper, func() error { return extractAgain(ctx, applier, l, upper, lower) })
+	if err != nil {
+		return fmt.Errorf("layer %s: %w", l.ChainID, err)
 	}
 	return nil
 }
@@ -94,12 +119,13 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 	if err != nil {
 		return err
 	}
-	if name == Overlay {
-		mounts, err := overlayReadOnly(ctx, sn, chainID)
+	if name == Overlay || name == Erofs {
+		dirs, release, err := s.folders(ctx, name, chainID)
 		if err != nil {
 			return err
 		}
-		return fn(mounts)
+		defer release()
+		return fn(overlayReadOnly(dirs))
 	}
 	ctx, held, err := s.Lease(ctx, "")
 	if err != nil {
@@ -119,19 +145,15 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 }
 
 // overlayReadOnly puts layers together without a record in the database.
-func overlayReadOnly(ctx context.Context, sn snapshots.Snapshotter, chainID string) ([]mount.Mount, error) {
-	dirs, err := extract.Folders(ctx, sn, chainID)
-	if err != nil {
-		return nil, err
-	}
+func overlayReadOnly(dirs []string) []mount.Mount {
 	if len(dirs) == 1 {
-		return []mount.Mount{{Type: "bind", Source: dirs[0], Options: []string{"ro", "rbind"}}}, nil
+		return []mount.Mount{{Type: "bind", Source: dirs[0], Options: []string{"ro", "rbind"}}}
 	}
 	return []mount.Mount{{
 		Type:    "overlay",
 		Source:  "overlay",
 		Options: []string{"ro", "lowerdir=" + strings.Join(dirs, ":")},
-	}}, nil
+	}}
 }
 
 // BlobPresent says whether a blob is known and its file has the right size. The content is

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,6 +40,8 @@ import (
 	bolt "go.etcd.io/bbolt"                   //nolint:depguard // handed to the library as it is
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/erofs"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/extract"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -47,6 +50,7 @@ import (
 const (
 	Overlay = "overlayfs"
 	Native  = "native"
+	Erofs   = "erofs"
 )
 
 const (
@@ -60,9 +64,11 @@ const (
 type Config struct {
 	// Root is the folder that holds everything; it is made if it is missing.
 	Root string
-	// Snapshotter is the default one, "overlayfs", "native" or one of Proxies; empty selects
+	// Snapshotter is the default one, "overlayfs", "native", "erofs" or one of Proxies; empty selects
 	// overlayfs where the file system supports it.
 	Snapshotter string
+	// Wanted are snapshotters that must work besides the default one.
+	Wanted []string
 	// Proxies are snapshotters in other processes by their names.
 	Proxies map[string]Proxy
 	// Collected, if set, is told of each collection.
@@ -90,8 +96,10 @@ type Storage struct {
 	images   images.Store
 	leases   leases.Manager
 	backends map[string]snapshots.Snapshotter
-	proxies  map[string]Proxy // which of backends are in other processes
+	erofs    *erofs.Snapshotter // which of backends, if any
+	proxies  map[string]Proxy   // which of backends are in other processes
 	standard string
+	hideRest func() error // unmounts what nothing needs at the end; nil without erofs
 	usage    usageCache
 	collect  *collector
 	closing  chan struct{}
@@ -118,11 +126,16 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err er
 	if err := s.openTemp(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.openSnapshotters(ctx, cfg.Snapshotter); err != nil {
+	if err := s.openSnapshotters(ctx, cfg); err != nil {
 		return nil, err
 	}
 	if err := s.openDatabase(ctx); err != nil {
 		return nil, err
+	}
+	if s.erofs != nil {
+		s.hideRest = func() error {
+			return s.erofs.HideRest(s.Context(context.WithoutCancel(ctx)), s.db.Snapshotter(Erofs))
+		}
 	}
 	if err := s.sweep(s.Context(ctx)); err != nil {
 		// The next start tries it again. A full disk, for one, is no reason not to serve the
@@ -156,9 +169,9 @@ func (s *Storage) openTemp(ctx context.Context) error {
 	return nil
 }
 
-func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
+func (s *Storage) openSnapshotters(ctx context.Context, cfg Config) error {
 	s.backends = make(map[string]snapshots.Snapshotter)
-	for _, name := range []string{Overlay, Native} {
+	for _, name := range []string{Overlay, Native, Erofs} {
 		if err := s.removeLost(ctx, filepath.Join(s.root, name)); err != nil {
 			return fmt.Errorf("%s snapshotter: %w", name, err)
 		}
@@ -180,11 +193,14 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 		return fmt.Errorf("native snapshotter: %w", err)
 	}
 	s.backends[Native] = sn
+	if err := s.openErofs(ctx, cfg); err != nil {
+		return err
+	}
 	if err := s.openProxies(); err != nil {
 		return err
 	}
 
-	switch wanted {
+	switch wanted := cfg.Snapshotter; wanted {
 	case "":
 		s.standard = Overlay
 		if overlayErr != nil {
@@ -196,13 +212,32 @@ func (s *Storage) openSnapshotters(ctx context.Context, wanted string) error {
 			return fmt.Errorf("overlayfs snapshotter on %s: %w", overlayRoot, overlayErr)
 		}
 		s.standard = Overlay
-	case Native:
-		s.standard = Native
+	case Native, Erofs:
+		s.standard = wanted
 	default:
 		if !s.Proxied(wanted) {
-			return fmt.Errorf("snapshotter %q: overlayfs, native or a proxy snapshotter wanted: %w", wanted, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("snapshotter %q: overlayfs, native, erofs or a proxy snapshotter wanted: %w", wanted, errdefs.ErrInvalidArgument)
 		}
 		s.standard = wanted
+	}
+	return nil
+}
+
+// openErofs opens the erofs snapshotter if it is wanted, or has been: what is left in it is removed.
+func (s *Storage) openErofs(ctx context.Context, cfg Config) error {
+	root := filepath.Join(s.root, Erofs)
+	wanted := cfg.Snapshotter == Erofs || slices.Contains(cfg.Wanted, Erofs)
+	if _, err := os.Lstat(root); err != nil && !wanted {
+		return nil
+	}
+	sn, err := erofs.New(root)
+	switch {
+	case err == nil:
+		s.erofs, s.backends[Erofs] = sn, sn
+	case wanted:
+		return fmt.Errorf("erofs snapshotter: %w", err)
+	default:
+		s.log.WarnContext(ctx, "erofs snapshotter cannot be opened, its layers stay", slog.Any("error", err))
 	}
 	return nil
 }
@@ -286,7 +321,10 @@ func (s *Storage) removeLost(ctx context.Context, root string) error {
 			continue
 		}
 		path := filepath.Join(root, "snapshots", e.Name())
-		err := os.RemoveAll(path)
+		err := erofs.Hide(erofs.Folder(root, e.Name()))
+		if err == nil {
+			err = os.RemoveAll(path)
+		}
 		if err == nil {
 			continue
 		}
@@ -331,6 +369,9 @@ func (s *Storage) closeParts() error {
 	close(s.closing)
 	s.usage.wait()
 	var errs []error
+	if s.hideRest != nil {
+		errs = append(errs, s.hideRest())
+	}
 	if s.bolt != nil {
 		errs = append(errs, s.bolt.Close())
 	}
@@ -378,7 +419,28 @@ func (s *Storage) Snapshotters() []string {
 }
 
 // Rebases says whether a snapshotter takes the layers of an image without those below them.
-func (s *Storage) Rebases(name string) bool { return name == Overlay }
+func (s *Storage) Rebases(name string) bool { return name == Overlay || name == Erofs }
+
+// Lower tells where the layers of such a snapshotter are.
+func (s *Storage) Lower(name string) extract.Lower {
+	return extract.Lower{
+		Folders: func(ctx context.Context, layer string) ([]string, func(), error) { return s.folders(ctx, name, layer) },
+		Alike:   name == Erofs,
+	}
+}
+
+// folders are those of a layer and of the ones below it, the topmost first.
+func (s *Storage) folders(ctx context.Context, name, layer string) (dirs []string, release func(), err error) {
+	dirs, err = extract.Folders(ctx, s.db.Snapshotter(name), layer)
+	if err != nil || name != Erofs {
+		return dirs, func() {}, err
+	}
+	done, err := s.erofs.Hold(ctx, dirs)
+	if err != nil {
+		return nil, nil, err
+	}
+	return dirs, func() { done(); s.CollectSoon() }, nil
+}
 
 // Update runs fn with a context in which changes of images and content belong to one
 // durable transaction.

@@ -36,6 +36,9 @@ type Machine struct {
 	// could be read.
 	Layers  []string
 	Layered bool
+	// Lower are the mount points of image layers that containers and volumes are on top of, of a
+	// snapshotter that mounts each layer.
+	Lower []string
 	// FIFOs and Folders are the containers with a folder of FIFOs and of volumes.
 	FIFOs, Folders []string
 	// PodFiles are the sandboxes with files or a /dev/shm.
@@ -195,11 +198,11 @@ func (r *report) orphanMounts(k known, m Machine) {
 }
 
 // explains says whether a record accounts for a mount: pinned namespaces, a pod's /dev/shm,
-// and root file systems of tasks.
+// root file systems of tasks, the layers below them and a pod's volumes of images.
 func (k known) explains(path string, m Machine) bool {
 	rel, err := filepath.Rel(m.State, path)
 	if err != nil || !filepath.IsLocal(rel) {
-		return false // below Root nothing is mounted for long
+		return k.explainsLasting(path, m)
 	}
 	switch p := strings.Split(rel, "/"); {
 	case len(p) == 3 && p[0] == "ns":
@@ -212,4 +215,17 @@ func (k known) explains(path string, m Machine) bool {
 		return k.tasked(p[3])
 	}
 	return false
+}
+
+// explainsLasting says it of a mount below Root. Others than these are not there for long.
+func (k known) explainsLasting(path string, m Machine) bool {
+	rel, err := filepath.Rel(m.Root, path)
+	if err != nil {
+		return false
+	}
+	p := strings.Split(rel, "/")
+	if len(p) == 4 && p[0] == "volumes" && p[3] == "root" {
+		return k.sandboxes[p[1]] != nil
+	}
+	return slices.Contains(m.Lower, path)
 }

@@ -89,6 +89,20 @@ func TestEachRuleFindsItsViolation(t *testing.T) {
 		{"consistent after a reboot", func(_ *Records, m *Machine) {
 			*m = Machine{Boot: "boot-2", Attached: m.Attached, Addresses: m.Addresses}
 		}, nil},
+		{"consistent on mounted layers", func(_ *Records, m *Machine) {
+			m.Lower = []string{"/lib/x/images/erofs/snapshots/3/fs"}
+			m.Mounts = append(m.Mounts, m.Lower...)
+		}, nil},
+		{"consistent with a volume of an image", func(_ *Records, m *Machine) {
+			m.Mounts = append(m.Mounts, "/lib/x/volumes/"+podID+"/"+other+"/root")
+		}, nil},
+		{"volume of an image without a pod", func(_ *Records, m *Machine) {
+			m.Mounts = append(m.Mounts, "/lib/x/volumes/"+other+"/"+other+"/root")
+		}, []string{"orphan.mount /lib/x/volumes/" + other + "/" + other + "/root"}},
+		{"layer that nothing is on top of", func(_ *Records, m *Machine) {
+			m.Lower = []string{"/lib/x/images/erofs/snapshots/3/fs"}
+			m.Mounts = append(m.Mounts, "/lib/x/images/erofs/snapshots/4/fs")
+		}, []string{"orphan.mount /lib/x/images/erofs/snapshots/4/fs"}},
 		{"broken record", func(rec *Records, _ *Machine) { rec.Broken = map[string][]string{"sandboxes": {"k"}} }, []string{"record.unreadable k"}},
 		{"bad sandbox id", func(rec *Records, _ *Machine) {
 			rec.Releases = []*recordv1.NetworkRelease{{SandboxId: "short"}}
