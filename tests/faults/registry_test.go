@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -710,6 +711,88 @@ func TestBrokenLayerFailsThePull(t *testing.T) {
 					t.Errorf("exit code %d", code)
 				}
 				s.removeImage(ref)
+			}
+		})
+	}
+}
+
+// ofImages are the blobs, whole or in part, and the snapshots that sandboxd has.
+func (s *system) ofImages() []string {
+	s.t.Helper()
+	var found []string
+	for _, pattern := range []string{"content/blobs/*/*", "content/ingest/*", "*/snapshots/*"} {
+		list, err := filepath.Glob(s.Path("lib", "images", pattern))
+		must(s.t, err)
+		found = append(found, list...)
+	}
+	return found
+}
+
+// What interrupted pulls have brought is no burden for ever: a pull that its caller gives up leaves
+// nothing, and what is kept for the next attempt when sandboxd is stopped or killed goes when space is wanted.
+func TestGarbageOfInterruptedPulls(t *testing.T) {
+	s, reg := withBadRegistry(t, testenv.Setup{})
+	big := noise(t, "big", 4<<20)
+	ref := reg.add("app:1", onBusybox(t, noise(t, "first", 100_000), big))
+	other := reg.add("other:1", onBusybox(t, noise(t, "other", 1000)))
+	before, snapshots := s.ofImages(), s.Path("lib", "images", "*/snapshots/*")
+	had, err := filepath.Glob(snapshots)
+	must(t, err)
+	for name, interrupt := range map[string]func(cancel func()){
+		"cancelled": func(cancel func()) { cancel() },
+		"stopped":   func(func()) { must(t, s.Stop(t.Context(), testenv.Sandboxd)) },
+		"killed":    func(func()) { must(t, s.Kill(t.Context(), testenv.Sandboxd)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sent := make(chan struct{}, 10)
+			reg.bend(on(digestOf(t, big), func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+				body := whole(r, next).Body.Bytes()
+				w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+				_, _ = w.Write(body[:len(body)/2])
+				_ = http.NewResponseController(w).Flush()
+				sent <- struct{}{}
+				<-r.Context().Done()
+			}))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := s.Images.PullImage(ctx, &criv1.PullImageRequest{Image: &criv1.ImageSpec{Image: ref}})
+				done <- err
+			}()
+			<-sent
+			eventually(t, patience, "a layer is extracted, another one begun", func() error {
+				layers, _ := filepath.Glob(snapshots)
+				begun, _ := filepath.Glob(s.Path("lib", "images", "content/ingest/*"))
+				if len(layers) <= len(had) || len(begun) == 0 {
+					return fmt.Errorf("layers %v, begun %v", layers, begun)
+				}
+				return nil
+			})
+			interrupt(cancel)
+			if err := <-done; err == nil {
+				t.Error("the interrupted pull succeeded")
+			}
+			reg.bend(nil)
+			if name != "cancelled" {
+				must(t, s.Run(testenv.Sandboxd))
+				must(t, s.WaitReady(t.Context()))
+				if len(s.ofImages()) <= len(before) {
+					t.Error("nothing is kept for the next attempt")
+				}
+				if _, err := s.tryPull(other, nil); err != nil {
+					t.Fatal(err)
+				}
+				s.removeImage(other)
+			}
+			eventually(t, patience, "nothing of the pull is left", func() error {
+				if left := s.ofImages(); !slices.Equal(left, before) {
+					return fmt.Errorf("there are %v, before it were %v", left, before)
+				}
+				return nil
+			})
+			if s.present(ref) {
+				t.Error("half an image is shown")
 			}
 		})
 	}
