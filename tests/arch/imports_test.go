@@ -34,7 +34,7 @@ func layers() map[string]map[string]layer {
 			"network": adapter, "ocispec": adapter, "outbox": adapter, "podfiles": adapter, "preflight": adapter,
 			"reserve": adapter, "rootfs": adapter,
 			"shim": adapter, "stats": adapter, "store": adapter,
-			"checkpoint": domain, "crilog": domain, "criview": domain, "engine": domain, "layerusage": domain, "pod": domain, "podmetrics": domain,
+			"checkpoint": domain, "crilog": domain, "criview": domain, "engine": domain, "layerusage": domain, "pod": domain, "podmetrics": domain, "userns": domain,
 			"crispshim": wiring, // a program of its own, with its parts below it
 		},
 		"nri-hub": {

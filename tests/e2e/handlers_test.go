@@ -80,7 +80,7 @@ func TestNetworksOfAHandler(t *testing.T) {
 		tries++
 		_, err := s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: s.podConfig(fmt.Sprintf("none%d", tries)), RuntimeHandler: "other"})
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), s.Path("own2")) {
-			return fmt.Errorf("a pod without a network: %v", err)
+			return fmt.Errorf("a pod without a network: %w", err)
 		}
 		return nil
 	})

@@ -48,6 +48,9 @@ func Isolate(ctx context.Context, run func() int) (int, error) {
 		}
 		return run(), nil
 	}
+	if kind := os.Getenv(nestedVariable); kind != "" {
+		return nest(ctx, kind, os.Args[1:], os.Stdout)
+	}
 	if _, err := fixture.FindParts(ctx, fixture.PartsConfig{}); err != nil {
 		return 0, fmt.Errorf("parts of images: %w", err)
 	}
@@ -91,6 +94,11 @@ func furnish() error {
 	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
 			return fmt.Errorf("mount propagation: %w", err)
+		}
+	}
+	if os.Getenv(nestedVariable) != "" {
+		if err := furnishNested(); err != nil {
+			return err
 		}
 	}
 	loopback, err := netlink.LinkByName("lo")

@@ -234,7 +234,9 @@ func (s *System) Pid(p Process) int { return s.programs[p].pid() }
 
 // CgroupParent is a parent for the cgroups of the system's pods, which goes with
 // the system. Cgroups elsewhere are not watched, unless the Setup says so.
-func (s *System) CgroupParent() string { return "/" + filepath.Base(s.layout.root) }
+func (s *System) CgroupParent() string {
+	return filepath.Join("/", os.Getenv(delegatedVariable), filepath.Base(s.layout.root))
+}
 
 // ConfigFile is the path of a process's configuration.
 func (s *System) ConfigFile(p Process) string { return s.layout.path("etc", string(p)+".toml") }

@@ -77,14 +77,17 @@ func (s *Stats) podMetrics(rec *recordv1.Sandbox, r *round) []*criv1.Metric {
 
 func (s *Stats) containerMetrics(ctx context.Context, rec *recordv1.Sandbox, c *recordv1.Container, r *round) []*criv1.Metric {
 	m := rec.GetConfig().GetMetadata()
-	figures := s.reader.Measure(c.GetCgroupsPath())
-	processes := s.reader.Processes(c.GetCgroupsPath())
 	sample := podmetrics.Sample{
 		Labels: podmetrics.Labels{
-			Container: c.GetConfig().GetMetadata().GetName(), ID: figures.Group,
+			Container: c.GetConfig().GetMetadata().GetName(), ID: path.Join("/", c.GetId()),
 			Image: criview.Container(c).GetImage().GetImage(), Name: c.GetId(), Namespace: m.GetNamespace(), Pod: m.GetName(),
 		},
-		Now: time.Now(), Started: c.GetStartedAt().AsTime(), Cgroup: &figures, Processes: &processes, DeviceName: r.device,
+		Now: time.Now(), Started: c.GetStartedAt().AsTime(), DeviceName: r.device,
+	}
+	if c.GetCgroupsPath() != "" {
+		figures := s.reader.Measure(c.GetCgroupsPath())
+		processes := s.reader.Processes(c.GetCgroupsPath())
+		sample.Labels.ID, sample.Cgroup, sample.Processes = figures.Group, &figures, &processes
 	}
 	if used := s.layers.Usage(ctx, c.GetId(), c.GetSnapshotter()); !used.At.IsZero() {
 		fs := r.filesystem(s.layers.Mountpoint(c.GetSnapshotter()))

@@ -33,6 +33,10 @@ type NetworkState interface {
 	SetPodCIDR(ctx context.Context, cidr string) error
 }
 
+// ControlGroupsReady is a condition that is false if containers run without control groups, and is
+// not there if they have them. Kubelet knows no such condition and does not heed it.
+const ControlGroupsReady = "ControlGroupsReady"
+
 // NodeConfig is what sandboxd says of the node.
 type NodeConfig struct {
 	// Handlers are the runtime handlers with what they can do; the default one has an
@@ -41,6 +45,8 @@ type NodeConfig struct {
 	Features *criv1.RuntimeFeatures
 	// SystemdCgroup tells kubelet which cgroup driver to use.
 	SystemdCgroup bool
+	// NoGroups says why containers have no control groups; empty if they have.
+	NoGroups string
 	// Config is the configuration in force, for the verbose status.
 	Config any
 }
@@ -111,6 +117,11 @@ func (n *Node) GetStatus(_ context.Context, req *nodev1.GetStatusRequest) (*node
 	resp := &nodev1.GetStatusResponse{
 		Conditions:      []*criv1.RuntimeCondition{runtime, network},
 		RuntimeHandlers: n.cfg.Load().Handlers, Features: n.cfg.Load().Features,
+	}
+	if why := n.cfg.Load().NoGroups; why != "" {
+		resp.Conditions = append(resp.Conditions, &criv1.RuntimeCondition{
+			Type: ControlGroupsReady, Reason: "NotDelegated", Message: "containers run without control groups, that is without limits and figures of use: " + why,
+		})
 	}
 	if req.GetVerbose() {
 		text, err := n.info()

@@ -141,8 +141,13 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 	}
 	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
 	a.imageMetrics = image.NewMetrics(tel.Registry)
+	a.host, err = host.Probe()
+	if err != nil {
+		return nil, err
+	}
+	a.tellUserNamespace(ctx)
 	a.storage, err = storage.Open(ctx, storage.Config{
-		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Wanted: handlerSnapshotters(cfg), Proxies: proxySnapshotters(cfg), Collected: a.imageMetrics.Collected,
+		Root: filepath.Join(cfg.Root, "images"), Snapshotter: cfg.Image.Snapshotter, Wanted: handlerSnapshotters(cfg), Proxies: proxySnapshotters(cfg), Own: a.host.Own, Collected: a.imageMetrics.Collected,
 	}, tel.Log)
 	if err != nil {
 		return nil, err
@@ -161,6 +166,19 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 		return nil, err
 	}
 	return a, a.buildCAdvisor()
+}
+
+// tellUserNamespace says what is different if the process runs in a user namespace.
+func (a *App) tellUserNamespace(ctx context.Context) {
+	own, groups := a.host.Own, a.host.Groups
+	if !own.Nested() {
+		return
+	}
+	a.tel.Log.InfoContext(ctx, "running in a user namespace",
+		slog.String("uids", own.UIDs.String()), slog.String("gids", own.GIDs.String()), slog.String("cgroup_root", groups.Root))
+	if groups.None {
+		a.tel.Log.WarnContext(ctx, "containers run without control groups, that is without limits and figures of use", slog.String("reason", groups.Why))
+	}
 }
 
 // Check looks for what is wrong with a configuration beyond its form.
@@ -192,16 +210,11 @@ func Check(cfg config.Config) error {
 
 func (a *App) buildEngine(ctx context.Context) error {
 	cfg, tel := a.cfg, a.tel
-	var err error
-	a.host, err = host.Probe()
-	if err != nil {
-		return err
-	}
 	boot, err := os.ReadFile(bootIDFile)
 	if err != nil {
 		return err
 	}
-	a.shims, err = shim.New(ctx, shimConfig(cfg, tel), tel.Log)
+	a.shims, err = shim.New(ctx, shimConfig(cfg, a.host, tel), tel.Log)
 	if err != nil {
 		return err
 	}
@@ -220,6 +233,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		rules:      &a.specRules,
 		initBinary: init,
 		systemd:    systemdCgroup(cfg),
+		mapsIDs:    func() bool { return a.rootfs.MapsIDs("") },
 	}
 	a.cgroups = stats.New("/sys/fs/cgroup", a.host.CgroupV2)
 	a.rootfs = rootfs.New(a.storage)
@@ -242,7 +256,7 @@ func (a *App) buildEngine(ctx context.Context) error {
 		Store: a.store, Images: a.images, Rootfs: a.rootfs, ImageVolumes: rootfs.NewVolumes(a.storage, filepath.Join(cfg.Root, "volumes")), Network: meteredNetwork{a.network, a.metrics},
 		Namespaces: pinPort{namespaces.New(filepath.Join(cfg.State, "ns"), namespaces.Defaults{
 			UnprivilegedPorts: cfg.Runtime.UnprivPorts, UnprivilegedICMP: cfg.Runtime.UnprivICMP,
-			Sysctls: cfg.Runtime.DefaultSysctls,
+			Sysctls: cfg.Runtime.DefaultSysctls, LastGroup: lastGroup(a.host),
 		})},
 		Files: files, Controller: controller.New(a.shims, tasks), Tasks: tasks, IO: a.streams,
 		Specs: specs, Programs: preflight.Programs{}, Cgroups: cgroupPort{a.cgroups},
@@ -288,7 +302,7 @@ func (a *App) buildEvents() error {
 
 func (a *App) buildServer() error {
 	usage := api.NewStats(a.engine, a.cgroups, layers{a.layerUsage, a.storage})
-	a.node = api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.features))
+	a.node = api.NewNode(a.engine, a.network, nodeConfig(a.cfg, a.host, a.features))
 	var err error
 	a.server, err = rpc.NewServer(a.cfg.Server, a.tel,
 		rpc.Service(&sandboxv1.SandboxService_ServiceDesc, api.NewSandbox(a.engine, usage, a.work)),

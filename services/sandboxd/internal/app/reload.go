@@ -42,6 +42,6 @@ func (a *App) apply(ctx context.Context, cfg config.Config) error {
 	a.setSpecRules(ctx, cfg)
 	a.network.Configure(networkHandlers(cfg))
 	a.handlers.Store(new(handlers(cfg)))
-	a.node.Configure(nodeConfig(cfg, features))
+	a.node.Configure(nodeConfig(cfg, a.host, features))
 	return a.tel.SetLevel(cfg.Log.Level)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 
+	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -30,6 +31,7 @@ type specPort struct {
 	rules      *atomic.Pointer[ocispec.Builder] // the policies may change while the process runs
 	initBinary string
 	systemd    bool
+	mapsIDs    func() bool // whether root file systems can be shown with other ids
 }
 
 var _ port.Specs = specPort{}
@@ -82,11 +84,15 @@ func cdi(cfg config.Config) func(*specs.Spec, []string) error {
 }
 
 func (p specPort) Container(_ context.Context, in port.SpecInput) (*specs.Spec, port.SpecResult, error) {
+	group, err := p.builder().CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd)
+	if err != nil {
+		return nil, port.SpecResult{}, err
+	}
 	input := ocispec.Input{
 		ID: in.ContainerID, Config: in.Container, SandboxID: in.SandboxID, SandboxConfig: in.Sandbox,
 		Namespaces: in.Namespaces, PIDNamespace: pidNamespace(in),
 		Files: in.Files, Image: in.Image, Accounts: in.Accounts, Volumes: in.Volumes, ImageMounts: in.ImageMounts, Handler: in.Handler,
-		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.ContainerID, p.systemd),
+		CgroupsPath: group,
 		PodLabel:    in.PodLabel,
 	}
 	spec, result, err := p.builder().Build(input)
@@ -109,9 +115,13 @@ func pidNamespace(in port.SpecInput) string {
 }
 
 func (p specPort) Init(in port.SpecInput) (*specs.Spec, error) {
+	group, err := p.builder().CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd)
+	if err != nil {
+		return nil, err
+	}
 	return p.builder().BuildInit(ocispec.InitInput{
 		SandboxID: in.SandboxID, SandboxConfig: in.Sandbox, Namespaces: in.Namespaces, Binary: p.initBinary, Handler: in.Handler,
-		CgroupsPath: resource.CgroupsPath(in.Sandbox.GetLinux().GetCgroupParent(), in.SandboxID, p.systemd),
+		CgroupsPath: group,
 		PodLabel:    in.PodLabel,
 	})
 }
@@ -129,7 +139,13 @@ func (p specPort) Exec(spec *specs.Spec, cmd []string, tty bool, handler pod.Han
 }
 
 func (p specPort) PinRequest(cfg *criv1.PodSandboxConfig) (port.PinRequest, error) {
-	_, _, err := namespace.UserMappings(cfg)
+	uids, gids, err := namespace.UserMappings(cfg)
+	if err == nil {
+		err = namespace.CheckMapped(p.builder().Host().Own, uids, gids)
+	}
+	if err == nil && len(uids) > 0 && p.builder().Host().Own.Nested() && !p.mapsIDs() {
+		err = fmt.Errorf("sandboxd runs in a user namespace itself, in which the kernel does not show the files of images with other ids: %w", errdefs.ErrFailedPrecondition)
+	}
 	if err != nil {
 		return port.PinRequest{}, fmt.Errorf("config.linux.security_context.namespace_options.userns_options: %w", err)
 	}
@@ -165,6 +181,9 @@ func (specPort) MergeNRI(current *criv1.LinuxContainerResources, update *nri.Lin
 
 func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (change, undo *specs.LinuxResources, err error) {
 	on := p.builder().Host()
+	if on.Groups.None {
+		return nil, nil, fmt.Errorf("the container has no cgroup whose limits could change: %s: %w", on.Groups.Why, errdefs.ErrFailedPrecondition)
+	}
 	change, err = resource.FromCRI(r, on)
 	if err != nil {
 		return nil, nil, err

@@ -32,13 +32,14 @@ import (
 // eventsSocket is where shims send their events; it is fixed for the life of every pod.
 func eventsSocket(cfg config.Config) string { return filepath.Join(cfg.State, "shim-events.sock") }
 
-func shimConfig(cfg config.Config, tel *telemetry.Telemetry) shim.Config {
+func shimConfig(cfg config.Config, on host.Facts, tel *telemetry.Telemetry) shim.Config {
 	return shim.Config{
 		Dir:          filepath.Join(cfg.State, "shims"),
 		EventsSocket: eventsSocket(cfg),
 		SocketDir:    filepath.Join(cfg.State, "s"),
 		Version:      buildinfo.Read().Version,
 		Debug:        cfg.Log.Level == "debug",
+		NoGroups:     on.Groups.None,
 		Timeouts: shim.Timeouts{
 			Start: cfg.Runtime.Shim.StartTimeout.Std(), Connect: cfg.Runtime.Shim.StartTimeout.Std(), Load: cfg.Runtime.Shim.LoadTimeout.Std(),
 			Create: cfg.Runtime.Shim.CreateTimeout.Std(), Cleanup: cfg.Runtime.Shim.CleanupTimeout.Std(), Shutdown: cfg.Runtime.Shim.ShutdownTimeout.Std(),
@@ -119,6 +120,12 @@ func unsetSeccomp(cfg config.Config) string {
 		return "runtime/default"
 	}
 	return ""
+}
+
+// lastGroup is the highest group of the daemon's own user namespace; 0 in the machine's.
+func lastGroup(h host.Facts) uint32 {
+	last, _ := h.Own.GIDs.Last()
+	return last
 }
 
 // Where time zones are.
@@ -212,7 +219,7 @@ var _ api.LayerUsage = layers{}
 func (l layers) Mountpoint(snapshotter string) string { return l.storage.Mountpoint(snapshotter) }
 
 // nodeConfig is what the node says of itself.
-func nodeConfig(cfg config.Config, features map[string]*criv1.RuntimeHandlerFeatures) api.NodeConfig {
+func nodeConfig(cfg config.Config, on host.Facts, features map[string]*criv1.RuntimeHandlerFeatures) api.NodeConfig {
 	list := []*criv1.RuntimeHandler{{Features: features[cfg.Runtime.DefaultHandler]}}
 	userNamespaces := false
 	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime.Handlers)) {
@@ -224,6 +231,6 @@ func nodeConfig(cfg config.Config, features map[string]*criv1.RuntimeHandlerFeat
 		Features: &criv1.RuntimeFeatures{
 			SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: userNamespaces,
 		},
-		SystemdCgroup: systemdCgroup(cfg), Config: cfg,
+		SystemdCgroup: systemdCgroup(cfg), NoGroups: on.Groups.Why, Config: cfg,
 	}
 }

@@ -35,6 +35,9 @@ func (t *Tasks) Delete(ctx context.Context, sandboxID, containerID, execID strin
 			return pod.Exit{}, named(containerID, "", err)
 		}
 		defer done()
+		if err := i.EndRest(ctx, containerID); err != nil {
+			return pod.Exit{}, named(containerID, "", err)
+		}
 	}
 	e, err := t.askDelete(ctx, i, containerID, execID)
 	if errdefs.IsUnavailable(err) && !errors.Is(err, errDeaf) {

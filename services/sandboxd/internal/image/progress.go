@@ -160,7 +160,7 @@ func (s *Service) extractor(done func(layer digest.Digest)) applier {
 	conf := s.conf.Load()
 	decoding := conf.Decode
 	decoding.Patience = conf.ProgressTimeout
-	base := extract.New(s.st.Content(), decode.New(decoding))
+	base := extract.New(s.st.Content(), decode.New(decoding), s.st.Target())
 	return applier{base, base, s.tracer, done}
 }
 

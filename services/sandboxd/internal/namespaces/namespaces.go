@@ -44,6 +44,8 @@ type Defaults struct {
 	// UnprivilegedICMP lets any group send echo requests. It does not apply to pods with a
 	// user namespace, in which the group range is not mapped.
 	UnprivilegedICMP bool
+	// LastGroup is the highest group that there is; 0 for all.
+	LastGroup uint32
 	// Sysctls are further ones, over those above; see [CheckSysctl].
 	Sysctls map[string]string
 }

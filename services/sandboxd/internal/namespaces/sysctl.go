@@ -3,6 +3,7 @@ package namespaces
 import (
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -29,7 +30,11 @@ func (r Request) sysctls(defaults Defaults) (map[string]string, error) {
 		out[sysctlPortStart] = "0"
 	}
 	if r.Network && defaults.UnprivilegedICMP && len(r.UIDs) == 0 {
-		out[sysctlPingRange] = "0 2147483647"
+		last := uint32(math.MaxInt32)
+		if defaults.LastGroup != 0 {
+			last = min(last, defaults.LastGroup) // the kernel takes no group that it does not know
+		}
+		out[sysctlPingRange] = fmt.Sprintf("0 %d", last)
 	}
 	for name, value := range defaults.Sysctls {
 		if dotted := normalise(name); r.allowed(dotted) == nil {

@@ -40,6 +40,10 @@ func TestSysctls(t *testing.T) {
 			}},
 			out: map[string]string{"net.core.somaxconn": "5", sysctlPortStart: "80"},
 		},
+		{
+			name: "the groups of sandboxd's own user namespace", want: Request{Network: true}, defaults: Defaults{UnprivilegedICMP: true, LastGroup: 65535},
+			out: map[string]string{sysctlPingRange: "0 65535"},
+		},
 		{name: "defaults need a network", want: Request{IPC: true}, defaults: all, out: map[string]string{}},
 		{
 			name: "no ping range in a user namespace", defaults: all,

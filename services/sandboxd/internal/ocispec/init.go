@@ -88,5 +88,6 @@ func (b *Builder) BuildInit(in InitInput) (*specs.Spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("init of sandbox %q: %w", in.SandboxID, err)
 	}
+	b.host.Groups.Confine(spec.Linux)
 	return spec, nil
 }

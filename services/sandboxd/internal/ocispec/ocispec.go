@@ -174,6 +174,23 @@ func (b *Builder) Adjust(spec *specs.Spec, adj *nri.ContainerAdjustment) (*specs
 	return nrispec.Node{Host: b.host, InjectCDI: b.opts.InjectCDI, Classes: b.opts.Classes}.Adjust(spec, adj)
 }
 
+// CgroupsPath returns the cgroup of a container, or of a pod's own process, as a specification has
+// it; empty if it can have none. parent is the pod's cgroup in CRI's form. Errors:
+// ErrFailedPrecondition for a parent that is not the daemon's to use.
+func (b *Builder) CgroupsPath(parent, id string, systemd bool) (string, error) {
+	if b.host.Groups.None {
+		return "", nil
+	}
+	if systemd {
+		return resource.CgroupsPath(parent, id, systemd), nil // the service manager knows what is whose
+	}
+	parent, err := b.host.Groups.Parent(parent)
+	if err != nil {
+		return "", err
+	}
+	return resource.CgroupsPath(parent, id, systemd), nil
+}
+
 func (b *Builder) security() security.Policy {
 	return security.Policy{
 		Host: b.host, UnsetSeccomp: b.opts.UnsetSeccomp, AppArmorProfile: b.opts.AppArmorProfile, AppArmorLoaded: b.opts.AppArmorLoaded,
@@ -205,6 +222,7 @@ func (b *Builder) Build(in Input) (*specs.Spec, Result, error) {
 			return nil, Result{}, err
 		}
 	}
+	b.host.Groups.Confine(spec.Linux)
 	return spec, d.result, nil
 }
 

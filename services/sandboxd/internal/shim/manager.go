@@ -73,6 +73,8 @@ type Config struct {
 	Env []string
 	// Debug makes shims log more.
 	Debug bool
+	// NoGroups says that containers have no control groups.
+	NoGroups bool
 	// Timeouts are the limits of single steps.
 	Timeouts Timeouts
 	// Client are options of the connections, such as interceptors for traces.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -143,16 +144,34 @@ func (i *Instance) Thaw(containerID string) {
 	}
 }
 
+// processes are processes that belong together.
+type processes interface {
+	Pids() ([]int, error)
+	Kill(ctx context.Context) error
+}
+
+// processes finds the processes of a container in its control group, or, if it was made without
+// one, by its root file system.
+func (i *Instance) processes(containerID string) (of processes, where string, err error) {
+	dir := i.bundle.ContainerDir(containerID)
+	path, err := bundle.CgroupsPath(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	if path == "" {
+		root := filepath.Join(dir, "rootfs")
+		return procs.Rooted(root), "root " + root, nil
+	}
+	g, err := cgroup.Find(containerID, path)
+	return g, "control group " + path, err
+}
+
 // KillAll kills every process in the control group of a container without the shim's help,
 // within ctx. That they are gone is the end of the container, whether or not the shim ever
 // tells it. It fails with ErrUnavailable if the container's processes are somewhere else.
 func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 	dir := i.bundle.ContainerDir(containerID)
-	path, err := bundle.CgroupsPath(dir)
-	if err != nil {
-		return err
-	}
-	g, err := cgroup.Find(containerID, path)
+	g, where, err := i.processes(containerID)
 	if err != nil {
 		return err
 	}
@@ -172,13 +191,24 @@ func (i *Instance) KillAll(ctx context.Context, containerID string) error {
 		e = pod.Exit{Pid: first, Code: pod.ExitCodeKilled, At: time.Now()}
 	case first == 0 || procs.Running(int(first)):
 		// Such as the processes in a virtual machine.
-		return fmt.Errorf("container %q: its first process is not in control group %q: %w", containerID, path, errdefs.ErrUnavailable)
+		return fmt.Errorf("container %q: its first process is not in %s: %w", containerID, where, errdefs.ErrUnavailable)
 	default:
 		// It had ended before, and only its shim knows how.
 		e = pod.Exit{Pid: first, Code: pod.ExitCodeUnknown, At: time.Now(), Unknown: true}
 	}
 	i.noteKilled(containerID, e)
 	return nil
+}
+
+// EndRest ends what an ended container has left running, where containers have no control groups: not
+// every shim finds it then.
+func (i *Instance) EndRest(ctx context.Context, containerID string) error {
+	if !i.m.cfg.NoGroups {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.m.cfg.Timeouts.Cleanup)
+	defer cancel()
+	return procs.Rooted(filepath.Join(i.bundle.ContainerDir(containerID), "rootfs")).Kill(ctx)
 }
 
 // RemoveContainer removes the bundle of a container that its shim has deleted.

@@ -10,6 +10,7 @@ package stats
 import (
 	"cmp"
 	"path"
+	"slices"
 	"strings"
 
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -31,9 +32,13 @@ func New(root string, unified bool) *Reader {
 	return &Reader{root: root, proc: "/proc", unified: unified}
 }
 
-// Container returns the use of a container. cgroupsPath is what its OCI specification has;
-// layer is the use of its writable layer, which may be nil.
+// Container returns the use of a container. cgroupsPath is what its OCI specification has; of a
+// container without a cgroup nothing is known but its layer. layer is the use of its writable
+// layer, which may be nil.
 func (r *Reader) Container(attributes *criv1.ContainerAttributes, cgroupsPath string, layer *criv1.FilesystemUsage) *criv1.ContainerStats {
+	if cgroupsPath == "" {
+		return &criv1.ContainerStats{Attributes: attributes, WritableLayer: layer}
+	}
 	u := r.read(Path(cgroupsPath))
 	return &criv1.ContainerStats{
 		Attributes: attributes, Cpu: u.cpu, Memory: u.memory, Swap: u.swap, Io: u.io, WritableLayer: layer,
@@ -47,20 +52,23 @@ func (r *Reader) Pod(
 	cgroupParent, netnsPath string, groups []string, containers []*criv1.ContainerStats,
 ) *criv1.LinuxPodSandboxStats {
 	group := ParentPath(cgroupParent)
-	var u usage
-	if r.exists(group) {
-		u = r.read(group)
-	} else {
-		u = r.usage(strings.Join(groups, " "), r.sum(groups))
-	}
-	out := &criv1.LinuxPodSandboxStats{
-		Cpu: u.cpu, Memory: u.memory, Io: u.io, Containers: containers,
-		Process: &criv1.ProcessUsage{Timestamp: u.cpu.GetTimestamp(), ProcessCount: value(u.tasks)},
+	out := &criv1.LinuxPodSandboxStats{Containers: containers}
+	switch {
+	case r.exists(group):
+		r.read(group).describe(out)
+	case !slices.Contains(groups, ""): // else they have none
+		r.usage(strings.Join(groups, " "), r.sum(groups)).describe(out)
 	}
 	if netnsPath != "" {
 		out.Network = r.network(netnsPath)
 	}
 	return out
+}
+
+// describe writes the use into the stats of a pod.
+func (u usage) describe(to *criv1.LinuxPodSandboxStats) {
+	to.Cpu, to.Memory, to.Io = u.cpu, u.memory, u.io
+	to.Process = &criv1.ProcessUsage{Timestamp: u.cpu.GetTimestamp(), ProcessCount: value(u.tasks)}
 }
 
 // sum adds up what groups use. Limits and pressure have no sum.
@@ -81,6 +89,9 @@ func (r *Reader) sum(groups []string) podmetrics.Figures {
 
 // OOMKills returns how many processes of a cgroup the kernel killed for lack of memory.
 func (r *Reader) OOMKills(cgroupsPath string) uint64 {
+	if cgroupsPath == "" {
+		return 0
+	}
 	group := Path(cgroupsPath)
 	if r.unified {
 		return r.keyed("", group, "memory.events")["oom_kill"]
@@ -91,6 +102,9 @@ func (r *Reader) OOMKills(cgroupsPath string) uint64 {
 // Sets returns the processors and the memory nodes that a cgroup may use, as lists in the
 // kernel's form; empty if it is gone or has no such limits.
 func (r *Reader) Sets(cgroupsPath string) (cpus, mems string) {
+	if cgroupsPath == "" {
+		return "", ""
+	}
 	group := Path(cgroupsPath)
 	if !r.unified {
 		return r.text("cpuset", group, "cpuset.cpus"), r.text("cpuset", group, "cpuset.mems")

@@ -156,6 +156,26 @@ func TestPodWithoutCgroup(t *testing.T) {
 	}
 }
 
+// Of a container that was made without a cgroup nothing is said, rather than what the root uses.
+func TestContainerWithoutCgroup(t *testing.T) {
+	t.Parallel()
+	r := New(tree(t, map[string]string{
+		"memory/memory.usage_in_bytes": "1\n", "memory/memory.oom_control": "oom_kill 5\n", "cpuset/cpuset.cpus": "0-3\n",
+	}), false)
+	got := r.Container(&criv1.ContainerAttributes{Id: "c"}, "", &criv1.FilesystemUsage{Timestamp: 5})
+	if got.GetAttributes().GetId() != "c" || got.GetWritableLayer() == nil || got.GetCpu() != nil || got.GetMemory() != nil {
+		t.Errorf("stats %v", got)
+	}
+	pod := r.Pod("", "", []string{""}, []*criv1.ContainerStats{got})
+	if pod.GetCpu() != nil || pod.GetMemory() != nil || pod.GetProcess() != nil || len(pod.GetContainers()) != 1 {
+		t.Errorf("stats of the pod %v", pod)
+	}
+	cpus, mems := r.Sets("")
+	if kills := r.OOMKills(""); kills != 0 || cpus != "" || mems != "" {
+		t.Errorf("%d killed, sets %q, %q", kills, cpus, mems)
+	}
+}
+
 func TestGoneCgroup(t *testing.T) {
 	t.Parallel()
 	for _, unified := range []bool{false, true} {

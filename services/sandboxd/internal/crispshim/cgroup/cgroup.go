@@ -106,6 +106,9 @@ func pathsOf(pid string) (map[string]string, error) {
 	return paths, s.Err()
 }
 
+// None says that the container has no group of its own.
+func (g Group) None() bool { return len(g.dirs) == 0 }
+
 // Unified says that the controllers are those of version 2.
 func (g Group) Unified() bool {
 	_, v1 := g.dirs["memory"]

@@ -195,7 +195,7 @@ func (s *Services) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.Pid
 	if err != nil {
 		return nil, err
 	}
-	pids, err := c.Group().Pids()
+	pids, err := c.Processes().Pids()
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/cgroup"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/reaper"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/stdio"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 const (
@@ -265,6 +266,25 @@ func (c *Container) Group() cgroup.Group {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.group
+}
+
+// Processes are processes that belong together.
+type Processes interface {
+	// Pids lists them.
+	Pids() ([]int, error)
+	// Signal sends a signal to each once.
+	Signal(sig unix.Signal) error
+	// Kill kills them until none is left. It fails with ErrUnavailable if some outlive ctx.
+	Kill(ctx context.Context) error
+}
+
+// Processes are those of the container: of its control group, or, if it has none, those with its
+// root file system.
+func (c *Container) Processes() Processes {
+	if group := c.Group(); !group.None() {
+		return group
+	}
+	return procs.Rooted(c.rootfs())
 }
 
 // Process returns the first process, for an empty id, or an exec. It fails with ErrNotFound

@@ -38,9 +38,9 @@ func (c *Container) Kill(ctx context.Context, execID string, sig unix.Signal, al
 		if sig == unix.SIGKILL {
 			kctx, cancel := context.WithTimeout(ctx, killTime)
 			defer cancel()
-			err = c.Group().Kill(kctx)
+			err = c.Processes().Kill(kctx)
 		} else {
-			err = c.Group().Signal(sig)
+			err = c.Processes().Signal(sig)
 		}
 		if err != nil {
 			return fmt.Errorf("container %q: %w", c.spec.ID, err)
@@ -103,7 +103,7 @@ func (c *Container) Delete(ctx context.Context) error {
 func (c *Container) remove(ctx context.Context) error {
 	kctx, cancel := context.WithTimeout(ctx, killTime)
 	defer cancel()
-	if err := c.Group().Kill(kctx); err != nil {
+	if err := c.Processes().Kill(kctx); err != nil {
 		return err
 	}
 	if err := c.runtime.Delete(ctx, c.spec.Bundle, c.spec.ID); err != nil {

@@ -211,7 +211,7 @@ func (c *Container) end(e reaper.Exit) {
 	c.mu.Unlock()
 	if !c.ownPids {
 		// The kernel does this only for a process namespace of the container's own.
-		if err := c.Group().Signal(unix.SIGKILL); err != nil {
+		if err := c.Processes().Signal(unix.SIGKILL); err != nil {
 			c.host.Log.Warn("processes of an ended container", slog.String("container_id", c.spec.ID), slog.String("error", err.Error()))
 		}
 	}

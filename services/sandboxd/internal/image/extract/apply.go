@@ -26,6 +26,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/userns"
 )
 
 // maxTrailer bounds what may follow the end of a layer's archive, in bytes. A few thousand are
@@ -42,12 +44,15 @@ type Decoder interface {
 type Applier struct {
 	content content.Provider
 	decoder Decoder
+	target  Target
 	// algorithm is that of the digest of a layer's archive; nil for the usual one.
 	algorithm func(blob digest.Digest) digest.Algorithm
 }
 
 // New returns what extracts layers from a store of blobs, as the decoder reads them.
-func New(store content.Provider, d Decoder) Applier { return Applier{content: store, decoder: d} }
+func New(store content.Provider, d Decoder, t Target) Applier {
+	return Applier{content: store, decoder: d, target: t}
+}
 
 // Hashing returns an applier that tells the digests of archives by the algorithms that are given for
 // the blobs of layers.
@@ -56,28 +61,59 @@ func (a Applier) Hashing(algorithm func(blob digest.Digest) digest.Algorithm) Ap
 	return a
 }
 
+// Target is what layers are extracted for. The zero value is a root of the machine, who mounts
+// overlayfs without options.
+type Target struct {
+	// Own is the user namespace that the files' owners are of.
+	Own userns.Namespace
+	// UserNotes says that overlayfs keeps its notes in attributes that any user may write, as it is
+	// mounted in a user namespace.
+	UserNotes bool
+}
+
+// What overlayfs's notes are called: how they begin, and that of a folder that hides all below.
+const (
+	notesTrusted = "trusted.overlay."
+	notesUser    = "user.overlay."
+	noteOpaque   = "opaque"
+)
+
+// notes begins the attributes by which overlayfs keeps its own notes.
+func (t Target) notes() string {
+	if t.UserNotes {
+		return notesUser
+	}
+	return notesTrusted
+}
+
+// isNote says whether an attribute would be a note of overlayfs that keeps those, or of one that
+// is mounted by the root of the machine.
+func isNote(name, notes string) bool {
+	return strings.HasPrefix(name, notes) || strings.HasPrefix(name, notesTrusted)
+}
+
 // Apply implements diff.Applier. With overlayfs a layer goes into its own folder, in overlayfs's
 // notation; else into the mounted whole. Errors tell a system that refuses (ErrInternal, or as it is
 // for a full disk) from a layer that is malformed (ErrDataLoss); ErrFailedPrecondition is the
 // decoder's.
 func (a Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	got, err := a.read(ctx, desc, func(r io.Reader) error { return extract(ctx, mounts, r) })
+	got, err := a.read(ctx, desc, func(r io.Reader) error { return a.extract(ctx, mounts, r) })
 	return got, judge(ctx, err)
 }
 
-func extract(ctx context.Context, mounts []mount.Mount, r io.Reader) error {
+func (a Applier) extract(ctx context.Context, mounts []mount.Mount, r io.Reader) error {
 	upper, lower, ok := overlayFolders(mounts)
 	if !ok {
 		return mount.WithTempMount(ctx, mounts, func(root string) error {
-			return newLayer(false, nil).write(ctx, root, r)
+			return a.target.newLayer(false, nil).write(ctx, root, r)
 		})
 	}
-	b, err := openBelow(lower)
+	b, err := openBelow(lower, a.target.notes())
 	if err != nil {
 		return err
 	}
 	defer b.close()
-	l := newLayer(true, b)
+	l := a.target.newLayer(true, b)
 	if err := l.write(ctx, upper, r); err != nil {
 		return err
 	}

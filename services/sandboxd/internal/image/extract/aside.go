@@ -82,7 +82,7 @@ func (a *Aside) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 		}
 		return got, err
 	}
-	l := newLayer(true, nil)
+	l := a.applier.target.newLayer(true, nil)
 	finish := func(ctx context.Context, folder string, lower []string) error {
 		return judge(ctx, l.settleOver(folder, lower))
 	}
@@ -114,7 +114,7 @@ func (a *Aside) again(ctx context.Context, desc ocispec.Descriptor, folder strin
 }
 
 func (l *layer) settleOver(folder string, lower []string) error {
-	b, err := openBelow(lower)
+	b, err := openBelow(lower, l.notes())
 	if err != nil {
 		return err
 	}

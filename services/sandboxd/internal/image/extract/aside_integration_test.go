@@ -68,7 +68,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = sn.Close() })
-	return &bench{t: t, store: store, sn: sn, a: New(store, plain{})}
+	return &bench{t: t, store: store, sn: sn, a: New(store, plain{}, Target{})}
 }
 
 // lower tells where the layers of the overlay snapshotter are.
@@ -233,9 +233,9 @@ func describe(t *testing.T, root string, notes bool) []string {
 		} else {
 			inodes[st.Ino] = name
 		}
-		for _, attr := range []string{"user.a", xattrOpaque} {
+		for _, attr := range []string{"user.a", notesTrusted + noteOpaque} {
 			var value [64]byte
-			if n, err := unix.Lgetxattr(path, attr, value[:]); err == nil && (notes || attr != xattrOpaque) {
+			if n, err := unix.Lgetxattr(path, attr, value[:]); err == nil && (notes || attr != notesTrusted+noteOpaque) {
 				line += " " + attr + "=" + hex.EncodeToString(value[:n])
 			}
 		}

@@ -14,8 +14,9 @@ import (
 // below are the layers below another, in overlayfs's notation. It is used by one goroutine at a
 // time.
 type below struct {
-	dirs []*os.File // their folders, the topmost first
-	seen map[string]place
+	notes string     // see [Target]
+	dirs  []*os.File // their folders, the topmost first
+	seen  map[string]place
 }
 
 // place is what shows at a path of layers.
@@ -31,8 +32,8 @@ func (p place) folder() bool { return len(p.in) > 0 && p.st.Mode&unix.S_IFMT == 
 
 // openBelow opens the folders of layers, which cannot be reached by name any more when the one
 // above is written. The caller owes a close.
-func openBelow(dirs []string) (*below, error) {
-	b := &below{seen: map[string]place{}}
+func openBelow(dirs []string, notes string) (*below, error) {
+	b := &below{notes: notes, seen: map[string]place{}}
 	for _, dir := range dirs {
 		f, err := os.Open(dir)
 		if err != nil {
@@ -62,7 +63,7 @@ func (b *below) at(path string) (place, error) {
 	}
 	var found place
 	if parent.folder() {
-		if found, err = merge(parent.in, path); err != nil {
+		if found, err = merge(parent.in, path, b.notes); err != nil {
 			return place{}, fmt.Errorf("%s of the layers below: %w", path, err)
 		}
 	}
@@ -71,9 +72,9 @@ func (b *below) at(path string) (place, error) {
 }
 
 // merge puts together what layers have at a path whose folder they all show.
-func merge(layers []*os.File, path string) (found place, err error) {
+func merge(layers []*os.File, path, notes string) (found place, err error) {
 	for _, dir := range layers {
-		st, opaque, err := look(dir, path)
+		st, opaque, err := look(dir, path, notes)
 		if missing(err) {
 			continue
 		}
@@ -101,7 +102,7 @@ func missing(err error) bool {
 }
 
 // look tells what a layer has at a path, and of a folder whether it shows nothing of those below.
-func look(dir *os.File, path string) (st unix.Stat_t, opaque bool, err error) {
+func look(dir *os.File, path, notes string) (st unix.Stat_t, opaque bool, err error) {
 	fd, err := lookIn(dir, path, unix.O_PATH)
 	if err != nil {
 		return st, false, err
@@ -116,7 +117,7 @@ func look(dir *os.File, path string) (st unix.Stat_t, opaque bool, err error) {
 	}
 	defer unix.Close(fd)
 	var note [8]byte
-	n, err := unix.Fgetxattr(fd, xattrOpaque, note[:])
+	n, err := unix.Fgetxattr(fd, notes+noteOpaque, note[:])
 	return st, err == nil && n == 1 && note[0] == 'y', nil
 }
 
@@ -140,14 +141,14 @@ func (b *below) copy(path string) error {
 	}
 	switch p.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return copyFile(p.in[0], p.st, path)
+		return copyFile(p.in[0], p.st, path, b.notes)
 	case unix.S_IFLNK:
 		return copyLink(p.in[0], p.st, path)
 	}
 	return nil
 }
 
-func copyFile(dir *os.File, st unix.Stat_t, path string) (err error) {
+func copyFile(dir *os.File, st unix.Stat_t, path, notes string) (err error) {
 	fd, err := lookIn(dir, path, unix.O_RDONLY)
 	if err != nil {
 		return err
@@ -162,7 +163,7 @@ func copyFile(dir *os.File, st unix.Stat_t, path string) (err error) {
 	if _, err := io.Copy(to, from); err != nil {
 		return err
 	}
-	if err := copyAttributes(fd, st, int(to.Fd())); err != nil {
+	if err := copyAttributes(fd, st, int(to.Fd()), notes); err != nil {
 		return err
 	}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
@@ -185,8 +186,9 @@ func copyLink(dir *os.File, st unix.Stat_t, path string) error {
 	return err
 }
 
-// copyAttributes gives a file or folder the owner, mode and extended attributes of another.
-func copyAttributes(from int, st unix.Stat_t, to int) error {
+// copyAttributes gives a file or folder the owner, mode and extended attributes of another, but not
+// the notes of overlayfs.
+func copyAttributes(from int, st unix.Stat_t, to int, notes string) error {
 	if err := unix.Fchown(to, int(st.Uid), int(st.Gid)); err != nil {
 		return err
 	}
@@ -203,7 +205,7 @@ func copyAttributes(from int, st unix.Stat_t, to int) error {
 		return err
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
-		if name == "" || strings.HasPrefix(name, "trusted.") {
+		if name == "" || strings.HasPrefix(name, "trusted.") || isNote(name, notes) {
 			continue
 		}
 		n, err := unix.Fgetxattr(from, name, value)

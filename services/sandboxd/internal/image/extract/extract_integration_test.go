@@ -72,7 +72,7 @@ func TestFoldersThatTurnIntoLinks(t *testing.T) {
 			}()
 			for range 4 {
 				// Whether it succeeds is a matter of luck.
-				_ = extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes()))
+				_ = Applier{}.extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes()))
 			}
 			close(stop)
 			if swaps := <-stopped; swaps == 0 {
@@ -83,7 +83,7 @@ func TestFoldersThatTurnIntoLinks(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes())); err != nil {
+			if err := (Applier{}).extract(t.Context(), Over(upper, lower), bytes.NewReader(archive.Bytes())); err != nil {
 				t.Error(err)
 			}
 			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {

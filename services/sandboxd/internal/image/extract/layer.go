@@ -27,9 +27,8 @@ const (
 	// whiteoutMeta begins the names of a union file system's own files.
 	whiteoutMeta = ".wh..wh."
 
-	xattrOpaque = "trusted.overlay.opaque"
-	// paxOverlay begins the attributes by which overlayfs keeps its own notes.
-	paxOverlay = "SCHILY.xattr.trusted.overlay."
+	// paxXattr begins extended attributes in an archive.
+	paxXattr = "SCHILY.xattr."
 )
 
 // layerRoot is the folder of a layer, as its thread sees it.
@@ -40,6 +39,8 @@ var errBelow = errors.New("the layer needs a file of those below")
 
 // layer is a layer that is being written.
 type layer struct {
+	Target
+
 	// overlay says that the root is the layer's own folder, in overlayfs's notation; else it is
 	// the mounted whole.
 	overlay bool
@@ -58,9 +59,9 @@ type layer struct {
 	implied map[string]bool
 }
 
-func newLayer(overlay bool, b *below) *layer {
+func (t Target) newLayer(overlay bool, b *below) *layer {
 	return &layer{
-		overlay: overlay, below: b,
+		Target: t, overlay: overlay, below: b,
 		own: map[string]bool{}, hidden: map[string]bool{}, marks: map[string]bool{}, opaque: map[string]bool{}, implied: map[string]bool{},
 	}
 }
@@ -89,9 +90,14 @@ func (l *layer) write(ctx context.Context, root string, r io.Reader) error {
 // notes of overlayfs: a layer says in its own way what it hides, and the notes of others
 // could show a container what is not of its image.
 func (l *layer) admit(h *tar.Header) (bool, error) {
-	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool { return strings.HasPrefix(key, paxOverlay) })
+	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool {
+		return strings.HasPrefix(key, paxXattr) && isNote(key[len(paxXattr):], l.notes())
+	})
 	if !ownerID(h.Uid) || !ownerID(h.Gid) {
 		return false, fmt.Errorf("owner %d:%d of %q is out of range: %w", h.Uid, h.Gid, h.Name, errdefs.ErrDataLoss)
+	}
+	if err := l.ownable(h); err != nil {
+		return false, unownableError{fmt.Errorf("owner %d:%d of %q: %w", h.Uid, h.Gid, h.Name, err)}
 	}
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
 		return false, nil
@@ -110,6 +116,23 @@ func (l *layer) admit(h *tar.Header) (bool, error) {
 // ownerID says whether a number can be a user or group. Another would be cut off to one that
 // can, such as root.
 func ownerID(id int) bool { return id >= 0 && id < math.MaxUint32 }
+
+// ownable says whether the owner of an entry is in the namespace that the files belong to.
+func (l *layer) ownable(h *tar.Header) error {
+	if err := l.Own.CheckUIDs(uint32(h.Uid), 1); err != nil {
+		return err
+	}
+	return l.Own.CheckGIDs(uint32(h.Gid), 1)
+}
+
+// unownableError is about an owner that the node lacks: not the layer is at fault.
+type unownableError struct{ error }
+
+// Kind returns the kind of the error, whatever its causes are elsewhere taken for.
+func (unownableError) Kind() error { return errdefs.ErrFailedPrecondition }
+
+// Unwrap returns the reason.
+func (e unownableError) Unwrap() error { return e.error }
 
 // makeWay makes folders of what the layers below have, or this one hides, where the layer
 // needs a folder. Behind a link it is left to whom the place is looked for by.
@@ -208,7 +231,7 @@ func (l *layer) reveal(path string) error {
 // makeOpaque hides what is below a folder.
 func (l *layer) makeOpaque(dir string) error {
 	l.opaque[dir] = true
-	return unix.Setxattr(dir, xattrOpaque, []byte{'y'}, 0)
+	return unix.Setxattr(dir, l.notes()+noteOpaque, []byte{'y'}, 0)
 }
 
 // hide hides what is at a path below the layer.

@@ -81,7 +81,7 @@ func (l *layer) cover(root *os.File, name string) error {
 	}
 	defer unix.Close(fd)
 	l.opaque[layerRoot+name] = true
-	return unix.Fsetxattr(fd, xattrOpaque, []byte{'y'}, 0)
+	return unix.Fsetxattr(fd, l.notes()+noteOpaque, []byte{'y'}, 0)
 }
 
 // shows says whether something shows at a path of what is below, if the layer has nothing there.
@@ -145,7 +145,7 @@ func (l *layer) adopt(root *os.File, b *below, path string) error {
 		return err
 	}
 	defer unix.Close(from)
-	return copyAttributes(from, p.st, to)
+	return copyAttributes(from, p.st, to, b.notes)
 }
 
 // TakeOwner gives a layer's folder the owner that the one below has, as a snapshot on top of it

@@ -125,7 +125,7 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 			return err
 		}
 		defer release()
-		return fn(overlayReadOnly(dirs))
+		return fn(s.overlayReadOnly(dirs))
 	}
 	ctx, held, err := s.Lease(ctx, "")
 	if err != nil {
@@ -145,15 +145,15 @@ func (s *Storage) ReadOnly(ctx context.Context, snapshotter, chainID string, fn 
 }
 
 // overlayReadOnly puts layers together without a record in the database.
-func overlayReadOnly(dirs []string) []mount.Mount {
+func (s *Storage) overlayReadOnly(dirs []string) []mount.Mount {
 	if len(dirs) == 1 {
 		return []mount.Mount{{Type: "bind", Source: dirs[0], Options: []string{"ro", "rbind"}}}
 	}
-	return []mount.Mount{{
-		Type:    "overlay",
-		Source:  "overlay",
-		Options: []string{"ro", "lowerdir=" + strings.Join(dirs, ":")},
-	}}
+	options := []string{"ro", "lowerdir=" + strings.Join(dirs, ":")}
+	if s.target.UserNotes {
+		options = append(options, userNotes)
+	}
+	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: options}}
 }
 
 // BlobPresent says whether a blob is known and its file has the right size. The content is

@@ -44,6 +44,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/extract"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/userns"
 )
 
 // Names of the snapshotters.
@@ -71,6 +72,8 @@ type Config struct {
 	Wanted []string
 	// Proxies are snapshotters in other processes by their names.
 	Proxies map[string]Proxy
+	// Own is the user namespace that the process runs in.
+	Own userns.Namespace
 	// Collected, if set, is told of each collection.
 	Collected func(took time.Duration, err error)
 }
@@ -100,6 +103,7 @@ type Storage struct {
 	proxies  map[string]Proxy   // which of backends are in other processes
 	standard string
 	hideRest func() error // unmounts what nothing needs at the end; nil without erofs
+	target   extract.Target
 	usage    usageCache
 	collect  *collector
 	closing  chan struct{}
@@ -114,7 +118,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Storage, err er
 	if !filepath.IsAbs(cfg.Root) {
 		return nil, fmt.Errorf("image root %q: absolute path wanted: %w", cfg.Root, errdefs.ErrInvalidArgument)
 	}
-	s := &Storage{root: cfg.Root, proxies: cfg.Proxies, log: log, entry: newEntry(ctx, log), closing: make(chan struct{})}
+	s := &Storage{root: cfg.Root, proxies: cfg.Proxies, log: log, entry: newEntry(ctx, log), closing: make(chan struct{}), target: extract.Target{Own: cfg.Own}}
 	if err := os.MkdirAll(s.root, 0o700); err != nil {
 		return nil, fmt.Errorf("image root: %w", err)
 	}
@@ -181,8 +185,16 @@ func (s *Storage) openSnapshotters(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("overlayfs snapshotter: %w", err)
 	}
 	overlayErr := overlayutils.Supported(overlayRoot)
+	if overlayErr == nil && s.target.Own.Nested() {
+		overlayErr = keepsUserNotes(overlayRoot)
+		s.target.UserNotes = overlayErr == nil
+	}
 	if overlayErr == nil {
-		sn, err := overlay.NewSnapshotter(overlayRoot, overlay.AsynchronousRemove, overlay.WithUpperdirLabel, overlay.WithRemapIDs)
+		opts := []overlay.Opt{overlay.AsynchronousRemove, overlay.WithUpperdirLabel, overlay.WithRemapIDs}
+		if s.target.UserNotes {
+			opts = append(opts, overlay.WithMountOptions([]string{userNotes}))
+		}
+		sn, err := overlay.NewSnapshotter(overlayRoot, opts...)
 		if err != nil {
 			return fmt.Errorf("overlayfs snapshotter: %w", err)
 		}
@@ -241,6 +253,23 @@ func (s *Storage) openErofs(ctx context.Context, cfg Config) error {
 	}
 	return nil
 }
+
+// userNotes is the mount option by which overlayfs keeps its notes in attributes that any user may
+// write. In a user namespace it cannot read or write others.
+const userNotes = "userxattr"
+
+// keepsUserNotes says whether the file system of a folder has such attributes.
+func keepsUserNotes(folder string) error {
+	const name = "user.overlay.check"
+	err := unix.Setxattr(folder, name, []byte{'y'}, 0)
+	if err != nil {
+		return fmt.Errorf("the file system of %s keeps no attributes of users, which overlayfs needs in a user namespace: %w", folder, err)
+	}
+	return unix.Removexattr(folder, name)
+}
+
+// Target is what layers are extracted for.
+func (s *Storage) Target() extract.Target { return s.target }
 
 // checkPrefix begins the name of the folder in which the library tries whether overlayfs works.
 const checkPrefix = "multiple-lowerdir-check"

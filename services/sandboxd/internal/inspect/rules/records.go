@@ -169,8 +169,8 @@ func (r *report) containerState(c *recordv1.Container, s *recordv1.Sandbox) {
 				c.GetPid(), clock(c.GetStartedAt()), clock(c.GetFinishedAt()), c.GetTaskDeleted())
 		}
 	case running:
-		if c.GetPid() == 0 || c.GetCgroupsPath() == "" || c.GetBootId() == "" || c.GetStartedAt() == nil {
-			r.add("container.state", id, "runs without one of pid, cgroup, boot id, start")
+		if c.GetPid() == 0 || c.GetBootId() == "" || c.GetStartedAt() == nil {
+			r.add("container.state", id, "runs without one of pid, boot id, start")
 		}
 		if c.GetFinishedAt() != nil || c.GetTaskDeleted() {
 			r.add("container.state", id, "runs and has an end")

@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/seccomp"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/userns"
 )
 
 // Facts is what the kernel and the daemon's own rights allow. It does not change while the
@@ -24,6 +26,13 @@ import (
 type Facts struct {
 	// Hostname is the node's host name.
 	Hostname string
+	// Own is the user namespace that the daemon runs in.
+	Own userns.Namespace
+	// ForeignNetwork, ForeignIPC and ForeignPID say that these namespaces of the node belong to
+	// another user namespace than the daemon's: what is theirs cannot be mounted then.
+	ForeignNetwork, ForeignIPC, ForeignPID bool
+	// Groups is where containers can have control groups.
+	Groups Delegation
 	// CgroupV2 is true if all controllers are in the unified hierarchy.
 	CgroupV2 bool
 	// Hugetlb is true if the hugetlb controller is there, Swap if swap can be limited.
@@ -56,6 +65,9 @@ func Probe() (Facts, error) {
 		HardLimits:        hardLimits(),
 	}
 	var err error
+	if h.Own, err = userns.Own(); err != nil {
+		return Facts{}, err
+	}
 	if h.Hostname, err = os.Hostname(); err != nil {
 		return Facts{}, fmt.Errorf("host name: %w", err)
 	}
@@ -69,7 +81,8 @@ func Probe() (Facts, error) {
 	}
 	h.Capabilities, _ = capability.FromBitmap(sets[capability.Bounding])
 	const sysResource = 1 << unix.CAP_SYS_RESOURCE
-	h.MayLowerOOMScore = sets[capability.Effective]&sysResource != 0
+	// The kernel asks for the right over the machine; that over a user namespace is not enough.
+	h.MayLowerOOMScore = sets[capability.Effective]&sysResource != 0 && !h.Own.Nested()
 	h.MayRaiseLimits = h.MayLowerOOMScore
 	score, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
@@ -79,7 +92,54 @@ func Probe() (Facts, error) {
 		return Facts{}, fmt.Errorf("own oom score: %w", err)
 	}
 	h.Hugetlb, h.Swap = controllers(h.CgroupV2)
+	if h.Own.Nested() {
+		return h.nested()
+	}
 	return h, nil
+}
+
+// nested finds what is different for a daemon in a user namespace: what belongs to the machine
+// is there to be seen, and not to be used.
+func (h Facts) nested() (Facts, error) {
+	// Profiles are the machine's, and who cannot load one cannot tell which are loaded either.
+	h.AppArmor, h.RDT = false, false
+	var err error
+	if h.ForeignNetwork, err = foreign("/proc/self/ns/net"); err != nil {
+		return Facts{}, err
+	}
+	if h.ForeignIPC, err = foreign("/proc/self/ns/ipc"); err != nil {
+		return Facts{}, err
+	}
+	if h.ForeignPID, err = foreign("/proc/self/ns/pid"); err != nil {
+		return Facts{}, err
+	}
+	h.Groups, err = delegated(h.CgroupV2)
+	return h, err
+}
+
+// foreign says whether a namespace of this process belongs to another user namespace than its own.
+func foreign(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	owner, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_USERNS)
+	if errors.Is(err, unix.EPERM) {
+		return true, nil // one above, which is not shown
+	}
+	if err != nil {
+		return false, fmt.Errorf("owner of %s: %w", path, err)
+	}
+	defer unix.Close(owner)
+	var of, own unix.Stat_t
+	if err := unix.Fstat(owner, &of); err != nil {
+		return false, err
+	}
+	if err := unix.Stat("/proc/self/ns/user", &own); err != nil {
+		return false, err
+	}
+	return of.Ino != own.Ino || of.Dev != own.Dev, nil
 }
 
 // controllers says whether huge pages and swap can be limited.

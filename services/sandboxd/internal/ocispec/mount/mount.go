@@ -178,12 +178,16 @@ func (d *draft) defaultMounts() []specs.Mount {
 		groups = "rw"
 	}
 	sys := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
-	if len(d.spec.Linux.UIDMappings) > 0 && d.sc.GetNamespaceOptions().GetNetwork() == criv1.NamespaceMode_NODE {
+	if d.foreign(d.Security.Host.ForeignNetwork) && d.sc.GetNamespaceOptions().GetNetwork() == criv1.NamespaceMode_NODE {
 		// A sysfs can only be made by who owns the network namespace.
 		sys = specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", access}}
 	}
+	proc := specs.Mount{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}}
+	if d.Security.Host.ForeignPID && d.sc.GetNamespaceOptions().GetPid() == criv1.NamespaceMode_NODE {
+		proc.Type, proc.Source, proc.Options = "bind", "/proc", append([]string{"rbind"}, proc.Options...)
+	}
 	queues := []specs.Mount{{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}}}
-	if len(d.spec.Linux.UIDMappings) > 0 && !d.in.OwnIPC {
+	if d.foreign(d.Security.Host.ForeignIPC) && !d.in.OwnIPC {
 		// So can message queues only by who owns the IPC namespace.
 		queues = nil
 		if exists("/dev/mqueue") {
@@ -191,7 +195,7 @@ func (d *draft) defaultMounts() []specs.Mount {
 		}
 	}
 	return append([]specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		proc,
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{
 			Destination: "/dev/pts", Type: "devpts", Source: "devpts",
@@ -204,6 +208,10 @@ func (d *draft) defaultMounts() []specs.Mount {
 		},
 	}, queues...)
 }
+
+// foreign says whether a namespace of the node is not the container's user namespace's: if it has
+// one of its own, or if not even the daemon's owns it.
+func (d *draft) foreign(toDaemon bool) bool { return toDaemon || len(d.spec.Linux.UIDMappings) > 0 }
 
 // podFiles are the mounts of what the runtime makes for the pod.
 func (d *draft) podFiles() []specs.Mount {

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/userns"
 )
 
 // Request is what the namespaces of a container depend on.
@@ -127,6 +129,22 @@ func userNamespace(spec *specs.Linux, req Request) ([]specs.LinuxNamespace, erro
 // namespace. Errors: ErrInvalidArgument.
 func UserMappings(config *criv1.PodSandboxConfig) (uids, gids []specs.LinuxIDMapping, err error) {
 	return mappings(config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions())
+}
+
+// CheckMapped says whether the daemon's own user namespace has the ids that a pod's maps to. Errors:
+// ErrFailedPrecondition.
+func CheckMapped(own userns.Namespace, uids, gids []specs.LinuxIDMapping) error {
+	for _, m := range uids {
+		if err := own.CheckUIDs(m.HostID, m.Size); err != nil {
+			return err
+		}
+	}
+	for _, m := range gids {
+		if err := own.CheckGIDs(m.HostID, m.Size); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func mappings(user *criv1.UserNamespace) (uids, gids []specs.LinuxIDMapping, err error) {

@@ -6,6 +6,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/userns"
 )
 
 // A root file system can be shifted by one range that has the root user, and by no other.
@@ -69,5 +71,23 @@ func TestNamespacesOfThePodAreShared(t *testing.T) {
 		if _, ok := joined["network"]; c.ok && ok != (c.podNetwork == pod) {
 			t.Errorf("%s: %v", name, joined)
 		}
+	}
+}
+
+func TestMappingsToIDsThatSandboxdLacks(t *testing.T) {
+	t.Parallel()
+	own := userns.Namespace{UIDs: userns.Ranges{{First: 0, Count: 65536}}, GIDs: userns.Ranges{{First: 0, Count: 131072}}}
+	inside := []specs.LinuxIDMapping{{HostID: 1000, Size: 60000}}
+	outside := []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
+	if err := CheckMapped(own, inside, outside); err != nil {
+		t.Error(err)
+	}
+	for _, err := range []error{CheckMapped(own, outside, outside), CheckMapped(own, inside, []specs.LinuxIDMapping{{HostID: 131072, Size: 1}})} {
+		if !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("error %v", err)
+		}
+	}
+	if err := CheckMapped(userns.Namespace{}, outside, outside); err != nil {
+		t.Errorf("for root of the machine: %v", err)
 	}
 }

@@ -67,6 +67,7 @@ func (n Node) Adjust(given *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Sp
 	if err := supported(spec, n.Host); err != nil {
 		return nil, err
 	}
+	n.Host.Groups.Confine(spec.Linux)
 	return spec, nil
 }
 

@@ -24,7 +24,7 @@ import (
 func CgroupsPath(parent, id string, systemd bool) string {
 	if !systemd {
 		if parent == "" {
-			parent = "crisp"
+			parent = host.DefaultParent
 		}
 		return path.Join("/", parent, id)
 	}

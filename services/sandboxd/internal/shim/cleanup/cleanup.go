@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/bundle"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/command"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
 
 // parallel is how many delete commands run at the same time.
@@ -43,6 +45,9 @@ func (c *Cleaner) Container(ctx context.Context, log *slog.Logger, b bundle.Pod,
 	saved, savedErr := bundle.ReadExit(dir)
 	if savedErr != nil && !errdefs.IsNotFound(savedErr) {
 		log.WarnContext(ctx, "saved exit not readable", slog.String("error", savedErr.Error()))
+	}
+	if err := c.killRooted(ctx, dir); err != nil {
+		log.ErrorContext(ctx, "processes of dead shim's container", slog.String("error", err.Error()))
 	}
 	reported, err := c.delete(ctx, meta, id, dir)
 	if err != nil {
@@ -81,6 +86,18 @@ func (c *Cleaner) delete(ctx context.Context, meta bundle.Meta, id, dir string) 
 		return pod.Exit{}, context.Cause(ctx)
 	}
 	return c.commands.Delete(ctx, command.Shim{Path: meta.ShimPath, ID: id, Dir: dir}, c.limit)
+}
+
+// killRooted kills what still runs of a container that was made without a control group. It finds it
+// by the root file system, which the delete command takes away.
+func (c *Cleaner) killRooted(ctx context.Context, dir string) error {
+	path, err := bundle.CgroupsPath(dir)
+	if err != nil || path != "" {
+		return nil // what is wrong with the bundle is told by the steps that follow
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	return procs.Rooted(filepath.Join(dir, "rootfs")).Kill(ctx)
 }
 
 // kill kills what still runs in the container's control group and removes the group.

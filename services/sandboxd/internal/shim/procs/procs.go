@@ -1,5 +1,5 @@
-// Package procs finds and ends processes by the folder that they work in: a shim works in its
-// bundle, so this finds it even if it never told its process id.
+// Package procs finds and ends processes by the folder that they work in, or by their root. A shim
+// works in its bundle, so this finds it even if it never told its process id.
 //
 // It keeps no state; all of it may be called concurrently.
 package procs
