@@ -184,9 +184,9 @@ func (s *Storage) openSnapshotters(ctx context.Context, cfg Config) error {
 	if err := s.removeChecks(ctx, overlayRoot); err != nil {
 		return fmt.Errorf("overlayfs snapshotter: %w", err)
 	}
-	overlayErr := overlayutils.Supported(overlayRoot)
+	overlayErr := supported(overlayRoot, overlayutils.Supported)
 	if overlayErr == nil && s.target.Own.Nested() {
-		overlayErr = keepsUserNotes(overlayRoot)
+		overlayErr = supported(overlayRoot, keepsUserNotes)
 		s.target.UserNotes = overlayErr == nil
 	}
 	if overlayErr == nil {
@@ -250,6 +250,19 @@ func (s *Storage) openErofs(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("erofs snapshotter: %w", err)
 	default:
 		s.log.WarnContext(ctx, "erofs snapshotter cannot be opened, its layers stay", slog.Any("error", err))
+	}
+	return nil
+}
+
+// supported says whether a snapshotter works in a folder, as check finds by trying it. A full disk is
+// no answer: what has worked there works on, since what is in it must be used and removed.
+func supported(root string, check func(root string) error) error {
+	err := check(root)
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	if _, statErr := os.Stat(filepath.Join(root, "metadata.db")); statErr != nil {
+		return err // there was none yet
 	}
 	return nil
 }
