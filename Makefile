@@ -214,17 +214,20 @@ bench-shim: system build parts ## Compare memory, start and exec of our shim wit
 	out=$$($(SAME_FLAGS) go -C services/sandboxd test -tags integration -run '^$$' -bench Shim -benchtime 1x ./internal/crispshim) || { echo "$$out"; exit 1; }; \
 	grep -v '^pss_ratio=' <<<"$$out"; grep '^pss_ratio=' <<<"$$out"
 
+# First the hub alone beside NRI's library, then what it comes to for a caller of CRI.
 .PHONY: bench-nri
-bench-nri: ## Compare what plugins add to a CreateContainer with NRI's own library in the runtime's process
+bench-nri: system build parts $(BIN)/containerd/ctr ## Compare what NRI plugins add to a CreateContainer with containerd (root); the ratios come last
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
-	$(SAME_FLAGS) go test -tags bench -c -o "$$out/bench" ./services/nri-hub/internal/app/adaptationtest; \
-	"$$out/bench" -test.run '^TestLatency$$'
+	$(SAME_FLAGS) go test -tags bench -c -o "$$out/hub" ./services/nri-hub/internal/app/adaptationtest; \
+	$(SAME_FLAGS) go test -tags bench -c -o "$$out/cri" ./tests/bench; \
+	"$$out/hub" -test.run '^TestLatency$$'; \
+	"$$out/cri" -test.timeout 30m -test.run '^(TestPlugins|TestSlowPlugin)$$'
 
 .PHONY: bench-cri
-bench-cri: system build parts $(BIN)/containerd/ctr ## Compare the steps of a pod, and what plugins add to a CreateContainer, with containerd (root)
+bench-cri: system build parts $(BIN)/containerd/ctr ## Compare the steps of a pod with containerd (root); the ratio comes last
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	$(SAME_FLAGS) go test -tags bench -c -o "$$out/bench" ./tests/bench; \
-	"$$out/bench" -test.timeout 30m
+	"$$out/bench" -test.timeout 30m -test.run '^TestSteps$$'
 
 .PHONY: bench
 bench: ## Run the benchmarks of all modules

@@ -184,6 +184,22 @@ func (n *node) newPod() *pod {
 	}}
 }
 
+// runPods makes pods and runs them side by side.
+func (n *node) runPods(t *testing.T, count int) []*pod {
+	t.Helper()
+	var pods []*pod
+	for range count {
+		pods = append(pods, n.newPod())
+	}
+	side(t, count, func(i int) *pod { return pods[i] }, func(ctx context.Context, p *pod) error { return p.run(ctx) })
+	return pods
+}
+
+func removePods(t *testing.T, pods []*pod) {
+	t.Helper()
+	side(t, len(pods), func(i int) *pod { return pods[i] }, func(ctx context.Context, p *pod) error { return p.remove(ctx) })
+}
+
 func (p *pod) run(ctx context.Context) error {
 	answer, err := p.node.cri.RunPodSandbox(ctx, &criv1.RunPodSandboxRequest{Config: p.config})
 	p.id = answer.GetPodSandboxId()

@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-var lastLine = "parallel_ratio=unknown single_ratio=unknown"
+var lastLine = "hub_parallel_ratio=unknown hub_single_ratio=unknown"
 
 func exitCode(err error) int {
 	if err == nil {
@@ -309,13 +309,13 @@ func container(pod string, i int) *nri.Container {
 	return c
 }
 
-// What NRI adds to a CreateContainer of CRI: the time that its caller waits for the plugins,
-// beside NRI's own library in the process of the
-// runtime. Rounds of the two alternate, and medians count, so that what else happens on the
-// machine hits both. single_ratio is that of the sums over the numbers of plugins at one
-// pod, parallel_ratio that of the throughputs of ten pods through a slow plugin.
+// The hub's part of what NRI adds to a CreateContainer of CRI: the time that a gateway waits for
+// the plugins, beside a runtime with NRI's own library in its process. Rounds of the two
+// alternate, and medians count, so that what else happens on the machine hits both.
+// hub_single_ratio is that of the sums over the numbers of plugins at one pod,
+// hub_parallel_ratio that of the throughputs of ten pods through a slow plugin.
 func TestLatency(t *testing.T) {
-	fmt.Println("added to a CreateContainer, median of rounds")
+	fmt.Println("waited for the plugins of a CreateContainer by a gateway with a hub, and by a runtime with NRI's library; median of rounds")
 	fmt.Println("plugins  pods        ours      theirs  ours/theirs")
 	var oursAlone, theirsAlone time.Duration
 	worst, worstAt := 0.0, 0
@@ -342,7 +342,7 @@ func TestLatency(t *testing.T) {
 		fmt.Printf("ten pods through a plugin that takes 100 ms: ours %v, theirs %v\n", ours.total, theirs.total)
 	})
 	fmt.Printf("highest ratio at one pod: %.2f, with %d plugins\n", worst, worstAt)
-	lastLine = fmt.Sprintf("parallel_ratio=%.2f single_ratio=%.2f", parallel, float64(oursAlone)/float64(theirsAlone))
+	lastLine = fmt.Sprintf("hub_parallel_ratio=%.2f hub_single_ratio=%.2f", parallel, float64(oursAlone)/float64(theirsAlone))
 }
 
 type figures struct{ median, total time.Duration }
