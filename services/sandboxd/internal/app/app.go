@@ -43,6 +43,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/engine"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/erofs"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/namespaces"
@@ -93,7 +94,7 @@ type App struct {
 	reserve      *reserve.Reserve
 	store        *store.Store
 	storage      *storage.Storage
-	imageMetrics *image.Metrics
+	imageMetrics *progress.Metrics
 	images       *image.Service
 	shims        *shim.Manager
 	streams      streams
@@ -140,7 +141,7 @@ func New(ctx context.Context, cfg config.Config, tel *telemetry.Telemetry) (_ *A
 		return nil, err
 	}
 	a.store.OnFull(func() bool { return a.reserve.Release(ctx) })
-	a.imageMetrics = image.NewMetrics(tel.Registry)
+	a.imageMetrics = progress.NewMetrics(tel.Registry)
 	a.host, err = host.Probe()
 	if err != nil {
 		return nil, err

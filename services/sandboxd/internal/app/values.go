@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/verify"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/layerusage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/network"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/host"
@@ -82,7 +83,7 @@ func imageConfig(cfg config.Config, onChange func(ctx context.Context, topic str
 		RangeSize: cfg.Image.LayerFetchBuffer.Int(), ProgressTimeout: cfg.Image.PullProgressTimeout.Std(), PinnedImages: cfg.Image.PinnedImages,
 		DiscardLayers: cfg.Image.DiscardLayers,
 		Decode:        decode.Config{Programs: streamProcessors(cfg), NodeKeys: cfg.Image.KeyModel == "node"},
-		Verifiers:     image.Verifiers{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
+		Verifiers:     verify.Programs{Dir: cfg.Image.VerifierDir, Max: cfg.Image.MaxVerifiers, Timeout: cfg.Image.VerifierTimeout.Std()},
 		Snapshotters:  snapshotters, UserAgent: "crisp/" + buildinfo.Read().Version, OnChange: onChange,
 	}
 }

@@ -9,40 +9,17 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/assembly"
 )
-
-// contents is what a root descriptor stands for. It never changes.
-type contents struct {
-	id     string
-	config ocispec.Image
-	// blobs are the documents and the configuration; layers are apart.
-	blobs  []ocispec.Descriptor
-	layers []storage.Layer
-	size   uint64
-}
-
-func (c *contents) chainID() string {
-	if len(c.layers) == 0 {
-		return ""
-	}
-	return c.layers[len(c.layers)-1].ChainID.String()
-}
 
 // entry is an image with all its names. It is never changed, only replaced.
 type entry struct {
-	*contents
+	*assembly.Contents
 	names   []string // all names in the database
 	digests []string // of the roots, in the form of bare digests
 	shown   *criv1.Image
@@ -73,7 +50,7 @@ func (c *catalog) find(q query) *entry {
 	}
 	var found *entry
 	for _, e := range c.entries {
-		if strings.HasPrefix(e.id, q.prefix) {
+		if strings.HasPrefix(e.ID, q.prefix) {
 			if found != nil {
 				return nil // ambiguous
 			}
@@ -93,20 +70,20 @@ func (s *Service) reload(ctx context.Context) error {
 		return fmt.Errorf("images: %w", err)
 	}
 	next := &catalog{byID: make(map[string]*entry), byName: make(map[string]*entry)}
-	known := make(map[digest.Digest]*contents)
+	known := make(map[digest.Digest]*assembly.Contents)
 	for _, r := range records {
 		c := s.known[r.Target.Digest]
 		if c == nil {
-			if c, err = readContents(ctx, s.st.Content(), r.Target); err != nil {
+			if c, err = assembly.Read(ctx, s.st.Content(), r.Target); err != nil {
 				s.log.WarnContext(ctx, "image not readable", slog.String("image", r.Name), slog.Any("error", err))
 				continue
 			}
 		}
 		known[r.Target.Digest] = c
-		e := next.byID[c.id]
+		e := next.byID[c.ID]
 		if e == nil {
-			e = &entry{contents: c}
-			next.byID[c.id] = e
+			e = &entry{Contents: c}
+			next.byID[c.ID] = e
 			next.entries = append(next.entries, e)
 		}
 		e.names = append(e.names, r.Name)
@@ -115,7 +92,7 @@ func (s *Service) reload(ctx context.Context) error {
 		}
 		next.byName[r.Name] = e
 	}
-	slices.SortFunc(next.entries, func(a, b *entry) int { return strings.Compare(a.id, b.id) })
+	slices.SortFunc(next.entries, func(a, b *entry) int { return strings.Compare(a.ID, b.ID) })
 	for _, e := range next.entries {
 		e.shown = s.show(e)
 	}
@@ -126,11 +103,11 @@ func (s *Service) reload(ctx context.Context) error {
 
 // show makes the form of an image that callers see.
 func (s *Service) show(e *entry) *criv1.Image {
-	img := &criv1.Image{Id: e.id, Size: e.size, Spec: &criv1.ImageSpec{Image: e.id}}
+	img := &criv1.Image{Id: e.ID, Size: e.Size, Spec: &criv1.ImageSpec{Image: e.ID}}
 	slices.Sort(e.names)
 	for _, n := range e.names {
 		named, err := reference.ParseNormalizedNamed(n)
-		if err != nil || n == e.id {
+		if err != nil || n == e.ID {
 			continue
 		}
 		if _, ok := named.(reference.Digested); ok {
@@ -139,7 +116,7 @@ func (s *Service) show(e *entry) *criv1.Image {
 			img.RepoTags = append(img.RepoTags, n)
 		}
 	}
-	img.Uid, img.Username = userOf(e.config.Config.User)
+	img.Uid, img.Username = userOf(e.Config.Config.User)
 	img.Pinned = s.conf.Load().pinned.match(e.names...)
 	return img
 }
@@ -153,72 +130,14 @@ func userOf(user string) (*criv1.Int64Value, string) {
 	return nil, user
 }
 
-// readContents reads what a root stands for from the blobs of the node.
-func readContents(ctx context.Context, store content.Store, root ocispec.Descriptor) (*contents, error) {
-	path, err := registry.Tree(ctx, root, platforms.Default(), localDocument(store))
-	if err != nil {
-		return nil, err
-	}
-	manifest := path[len(path)-1].Manifest
-	data, err := content.ReadBlob(ctx, store, manifest.Config)
-	if err != nil {
-		return nil, fmt.Errorf("image configuration: %w", err)
-	}
-	return newContents(path, data)
-}
-
-// localDocument reads documents on the node. Of indexes within others only that is kept on which the
-// image was found.
-func localDocument(store content.Store) func(context.Context, ocispec.Descriptor) (registry.Document, error) {
-	return func(ctx context.Context, desc ocispec.Descriptor) (registry.Document, error) {
-		data, err := content.ReadBlob(ctx, store, ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size})
-		if errdefs.IsNotFound(err) && images.IsIndexType(desc.MediaType) {
-			return registry.Document{}, registry.NewForeignError(err)
-		}
-		if err != nil {
-			return registry.Document{}, fmt.Errorf("manifest: %w", err)
-		}
-		return registry.ParseDocument(desc, data)
-	}
-}
-
-// newContents puts together what is known of an image: its documents from the root down and
-// its configuration. Errors: ErrInvalidArgument, ErrDataLoss.
-func newContents(path []registry.Document, config []byte) (*contents, error) {
-	manifest := path[len(path)-1].Manifest
-	img, err := registry.ParseConfig(manifest.Config, config)
-	if err != nil {
-		return nil, err
-	}
-	c := &contents{id: manifest.Config.Digest.String(), config: img}
-	for _, doc := range path {
-		c.blobs = append(c.blobs, doc.Desc)
-	}
-	c.blobs = append(c.blobs, manifest.Config)
-	for _, b := range c.blobs {
-		c.size += uint64(max(b.Size, 0))
-	}
-	diffs := img.RootFS.DiffIDs
-	if len(diffs) != len(manifest.Layers) {
-		return nil, fmt.Errorf("image configuration %s names %d layers, the manifest %d: %w",
-			c.id, len(diffs), len(manifest.Layers), errdefs.ErrInvalidArgument)
-	}
-	chain := identity.ChainIDs(slices.Clone(diffs))
-	for i, l := range manifest.Layers {
-		c.layers = append(c.layers, storage.Layer{ChainID: chain[i], DiffID: diffs[i], Blob: l})
-		c.size += uint64(max(l.Size, 0))
-	}
-	return c, nil
-}
-
 // verbose returns what only a curious caller wants to know.
 func (e *entry) verbose() (map[string]string, error) {
 	info, err := json.Marshal(struct {
 		ChainID string        `json:"chainID"`
 		Spec    ocispec.Image `json:"imageSpec"`
-	}{e.chainID(), e.config})
+	}{e.ChainID(), e.Config})
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", e.id, err)
+		return nil, fmt.Errorf("image %s: %w", e.ID, err)
 	}
 	return map[string]string{"info": string(info)}, nil
 }

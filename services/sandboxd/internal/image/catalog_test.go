@@ -6,6 +6,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/assembly"
 )
 
 // Lists are filtered by whatever names an image; a beginning of an id that several images have
@@ -16,11 +18,11 @@ func TestFilteredLists(t *testing.T) {
 	one, two, manifest := hex("aaaaaaaaaaaa1"), hex("aaaaaaaaaaaa2"), hex("beef")
 	c := &catalog{byID: map[string]*entry{}, byName: map[string]*entry{}}
 	for _, e := range []*entry{
-		{contents: &contents{id: one}, digests: []string{manifest}, names: []string{"docker.io/library/app:1"}},
-		{contents: &contents{id: two}, names: []string{"registry.example/app:1"}},
+		{Contents: &assembly.Contents{ID: one}, digests: []string{manifest}, names: []string{"docker.io/library/app:1"}},
+		{Contents: &assembly.Contents{ID: two}, names: []string{"registry.example/app:1"}},
 	} {
-		e.shown = &criv1.Image{Id: e.id}
-		c.entries, c.byID[e.id] = append(c.entries, e), e
+		e.shown = &criv1.Image{Id: e.ID}
+		c.entries, c.byID[e.ID] = append(c.entries, e), e
 		for _, name := range e.names {
 			c.byName[name] = e
 		}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/decode"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/verify"
 )
 
 // Config says how images are pulled and shown.
@@ -31,7 +33,7 @@ type Config struct {
 	// Decode is what layers are decoded with; its Patience is ProgressTimeout.
 	Decode decode.Config
 	// Verifiers are asked at each pull.
-	Verifiers Verifiers
+	Verifiers verify.Programs
 	// PinnedImages are patterns of full image names that kubelet is asked to keep, see
 	// [ParsePattern].
 	PinnedImages []string
@@ -39,12 +41,12 @@ type Config struct {
 	// one; an empty snapshotter is the default.
 	Snapshotters map[string]string
 	// Metrics, if set, are told of pulls.
-	Metrics *Metrics
+	Metrics *progress.Metrics
 	// UserAgent is sent to registries; empty means containerd's.
 	UserAgent string
 	// OnChange, if set, is told of every image name that was made, changed or removed, with
 	// a topic ("/images/create", "/images/update", "/images/delete") and containerd's event.
 	// It is called after the change is durable, in order for each name, and must not block.
-	// It is also told how far pulls are, with TopicProgress and an ImageProgress.
+	// It is also told how far pulls are, with progress.Topic and an ImageProgress.
 	OnChange func(ctx context.Context, topic string, event any)
 }

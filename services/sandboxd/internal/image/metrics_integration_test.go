@@ -11,6 +11,7 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 )
 
@@ -45,7 +46,7 @@ func values(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
 
 func TestPullMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	metrics := NewMetrics(reg)
+	metrics := progress.NewMetrics(reg)
 	n := newNode(t, func(c *Config, sc *storage.Config) { c.Metrics, sc.Collected = metrics, metrics.Collected })
 	source := imagetest.NewRegistry(t)
 	base := imagetest.Layer(t, imagetest.File{Name: "base", Body: strings.Repeat("base", 10_000)})

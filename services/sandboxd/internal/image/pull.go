@@ -21,10 +21,14 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/assembly"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/registry/login"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/snapproxy"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/verify"
 )
 
 // cleanupTimeout bounds what is done for a pull after its end.
@@ -86,7 +90,7 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 			return id, nil
 		}
 		span.SetStatus(codes.Error, "pull failed")
-		if _, ok := errors.AsType[unverified](err); ok {
+		if _, ok := errors.AsType[verify.Error](err); ok {
 			return "", fmt.Errorf("%w: pull image %q: %w", crierrors.ErrSignatureValidationFailed, name, err)
 		}
 		if _, away := errors.AsType[*snapproxy.Error](err); errdefs.IsUnavailable(err) && !away {
@@ -99,10 +103,10 @@ func (s *Service) Pull(ctx context.Context, spec *criv1.ImageSpec, auth *criv1.A
 // pull does the work of one pull and cleans up after a failed one.
 func (s *Service) pull(ctx context.Context, req request) (id string, err error) {
 	base, conf := ctx, s.conf.Load()
-	steps := s.newProgress(req.name)
-	ended := conf.Metrics.begin(steps)
+	steps := progress.New(req.name.String(), s.st.Content(), func(ctx context.Context, e *eventv1.ImageProgress) { s.tell(ctx, progress.Topic, e) })
+	ended := conf.Metrics.Begin(steps)
 	defer func() {
-		steps.end(base, id, err)
+		steps.End(base, id, err)
 		ended(err)
 	}()
 	ctx, session, err := registry.Open(ctx, registry.Config{
@@ -123,26 +127,27 @@ func (s *Service) pull(ctx context.Context, req request) (id string, err error) 
 	}
 	defer func() { s.settle(base, held, err) }()
 
-	c, root, err := s.bring(ctx, bringing{
-		session: session, name: req.name, snapshotter: req.snapshotter, keepLayers: !conf.DiscardLayers, steps: steps,
-	}, root)
+	pull := assembly.Pull{Session: session, Name: req.name.String(), Snapshotter: req.snapshotter, Steps: steps}
+	c, root, err := s.assembler.Bring(ctx, pull, root, conf.assembly())
 	if err != nil {
 		return "", registry.Failed(ctx, err)
 	}
 	if err := s.st.Sync(req.snapshotter); err != nil {
 		return "", registry.Classify(err)
 	}
-	if err := s.record(ctx, req.name, root, c.id); err != nil {
+	if err := s.record(ctx, req.name, root, c.ID); err != nil {
 		return "", registry.Classify(err)
 	}
-	return c.id, s.reload(ctx)
+	return c.ID, s.reload(ctx)
 }
 
 func (s *Service) resolve(ctx context.Context, session *registry.Session) (ocispec.Descriptor, error) {
 	ctx, span := s.tracer.Start(ctx, "sandboxd.image.resolve")
 	defer span.End()
 	root, err := session.Resolve(ctx)
-	failed(span, err)
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
 	return root, err
 }
 

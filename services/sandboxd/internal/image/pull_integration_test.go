@@ -33,8 +33,11 @@ import (
 
 	eventv1 "github.com/crisp-cri/crisp/proto/gen/crisp/event/v1"
 	"github.com/crisp-cri/crisp/services/internal/testkit"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/assembly"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/verify"
 )
 
 // node is an image service on a fresh storage.
@@ -451,10 +454,10 @@ func TestPullAsksTheVerifiers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	ref := reg.Push(t, "app:1", img)
 	dir := t.TempDir()
-	verify := func(c *Config, _ *storage.Config) {
-		c.Verifiers = Verifiers{Dir: dir, Max: 10, Timeout: time.Minute}
+	asking := func(c *Config, _ *storage.Config) {
+		c.Verifiers = verify.Programs{Dir: dir, Max: 10, Timeout: time.Minute}
 	}
-	n := newNode(t, verify)
+	n := newNode(t, asking)
 	pushed := len(reg.Requests("/blobs/"))
 	refused := func(words ...string) {
 		t.Helper()
@@ -476,16 +479,16 @@ func TestPullAsksTheVerifiers(t *testing.T) {
 		n.wantEmpty()
 	}
 	refused(dir)
-	addVerifier(t, dir, "cosign", `echo "$2 has no signature"; exit 1`)
+	imagetest.AddProgram(t, dir, "cosign", `echo "$2 has no signature"; exit 1`)
 	refused("cosign", ref+" has no signature")
 
-	addVerifier(t, dir, "cosign", `[ "$4" = `+want.String()+` ]`)
+	imagetest.AddProgram(t, dir, "cosign", `[ "$4" = `+want.String()+` ]`)
 	n.mustPull(ref)
 	if got := n.read(ref, "etc/mark"); got != "verified" {
 		t.Errorf("etc/mark is %q", got)
 	}
 	// A verdict that changes is for pulls to come: what is there stays.
-	addVerifier(t, dir, "cosign", "exit 1")
+	imagetest.AddProgram(t, dir, "cosign", "exit 1")
 	if _, err := n.pull(ref); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("pull: %v", err)
 	}
@@ -635,6 +638,7 @@ func TestPullProgress(t *testing.T) {
 	n := newNode(t, nil)
 	spans := tracetest.NewSpanRecorder()
 	n.tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("")
+	n.assembler = assembly.New(n.st, n.log, n.tracer)
 	reg.Break(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if !strings.Contains(r.URL.Path, slow.String()) {
 			next.ServeHTTP(w, r)
@@ -644,7 +648,7 @@ func TestPullProgress(t *testing.T) {
 		w.Header().Set("Content-Length", fmt.Sprint(len(body)))
 		_, _ = w.Write(body[:len(body)/2])
 		_ = http.NewResponseController(w).Flush()
-		time.Sleep(2 * progressInterval)
+		time.Sleep(2 * progress.Interval)
 		_, _ = w.Write(body[len(body)/2:])
 	})
 	id := n.mustPull(ref)

@@ -26,7 +26,7 @@ func (s *Service) Remove(ctx context.Context, spec *criv1.ImageSpec) error {
 	}
 	var names []string
 	if e := c.find(q); e != nil {
-		if users := s.inUse(ctx, e.id); len(users) > 0 {
+		if users := s.inUse(ctx, e.ID); len(users) > 0 {
 			return fmt.Errorf("image %q is used by containers %s: %w", spec.GetImage(), strings.Join(users, ", "), errdefs.ErrFailedPrecondition)
 		}
 		names = e.names

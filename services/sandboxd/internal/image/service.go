@@ -25,7 +25,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/keylock"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/assembly"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/progress"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/storage"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
@@ -42,21 +43,21 @@ type Service struct {
 	tracer trace.Tracer
 	inUse  func(ctx context.Context, imageID string) []string
 
-	pulls   flights
-	shared  *keylock.Locks // of blobs and layers: pulls that share one fetch and extract it once
-	catalog atomic.Pointer[catalog]
+	assembler *assembly.Assembler
+	pulls     flights
+	catalog   atomic.Pointer[catalog]
 
 	reloading sync.Mutex
-	known     map[digest.Digest]*contents // reloading guards known, by root
+	known     map[digest.Digest]*assembly.Contents // reloading guards known, by root
 }
 
 // New returns a service on an open storage. inUse returns the ids of the containers that
 // need an image.
 func New(cfg Config, st *storage.Storage, log *slog.Logger, tracer trace.Tracer, inUse func(ctx context.Context, imageID string) []string) *Service {
 	if cfg.Metrics == nil {
-		cfg.Metrics = NewMetrics(nil)
+		cfg.Metrics = progress.NewMetrics(nil)
 	}
-	s := &Service{st: st, log: log, tracer: tracer, inUse: inUse, shared: keylock.New()}
+	s := &Service{st: st, log: log, tracer: tracer, inUse: inUse, assembler: assembly.New(st, log, tracer)}
 	s.conf.Store(newSettings(cfg))
 	return s
 }
@@ -75,6 +76,16 @@ func newSettings(cfg Config) *settings {
 		}
 	}
 	return &settings{Config: cfg, pinned: newPatterns(cfg.PinnedImages)}
+}
+
+// assembly is how images are put together.
+func (s *settings) assembly() assembly.Config {
+	decoding := s.Decode
+	decoding.Patience = s.ProgressTimeout
+	return assembly.Config{
+		MaxConcurrentDownloads: s.MaxConcurrentDownloads, MaxConcurrentUnpacks: s.MaxConcurrentUnpacks,
+		KeepLayers: !s.DiscardLayers, Decode: decoding, Verifiers: s.Verifiers,
+	}
 }
 
 // Configure changes the configuration, but for OnChange, UserAgent and Metrics. Pulls that are under way
@@ -145,7 +156,7 @@ func (s *Service) Status(ctx context.Context, spec *criv1.ImageSpec, verbose boo
 	case errdefs.IsUnavailable(err):
 		return nil, nil, fmt.Errorf("image %q: %w", spec.GetImage(), err)
 	case err != nil:
-		s.log.WarnContext(ctx, "image is broken and shown as absent", slog.String("image_id", e.id), slog.Any("error", err))
+		s.log.WarnContext(ctx, "image is broken and shown as absent", slog.String("image_id", e.ID), slog.Any("error", err))
 		return nil, nil, nil
 	}
 	if !verbose {
@@ -174,8 +185,8 @@ func (s *Service) Resolve(ctx context.Context, ref string) (pod.Image, error) {
 		return pod.Image{}, fmt.Errorf("image %q is broken: %w: %w", ref, err, errdefs.ErrNotFound)
 	}
 	img := pod.Image{
-		ID: e.id, Ref: e.id, Name: e.id,
-		ChainID: e.chainID(), Snapshotter: snapshotter, Config: e.config.Config,
+		ID: e.ID, Ref: e.ID, Name: e.ID,
+		ChainID: e.ChainID(), Snapshotter: snapshotter, Config: e.Config.Config,
 	}
 	if len(e.shown.GetRepoDigests()) > 0 {
 		img.Ref = e.shown.GetRepoDigests()[0]
@@ -214,7 +225,7 @@ func (s *Service) whole(ctx context.Context, e *entry) (string, error) {
 // named says that a name is one of an image's, and not the beginning of its id.
 func (s *Service) named(e *entry, name reference.Named) bool {
 	c := s.catalog.Load()
-	return c != nil && c.byName[name.String()] != nil && c.byName[name.String()].id == e.id
+	return c != nil && c.byName[name.String()] != nil && c.byName[name.String()].ID == e.ID
 }
 
 func (s *Service) lookup(ref string) (*entry, error) {
@@ -232,17 +243,17 @@ func (s *Service) lookup(ref string) (*entry, error) {
 // check says what of an image is missing that a container needs.
 func (s *Service) check(ctx context.Context, e *entry, snapshotter string) error {
 	ctx = s.st.Context(ctx)
-	for _, b := range e.blobs {
+	for _, b := range e.Blobs {
 		if !s.st.BlobPresent(ctx, b) {
 			return fmt.Errorf("blob %s: %w", b.Digest, errdefs.ErrNotFound)
 		}
 	}
-	damaged, err := s.st.Damaged(ctx, snapshotter, e.layers)
+	damaged, err := s.st.Damaged(ctx, snapshotter, e.Layers)
 	if err != nil {
 		return err
 	}
 	if len(damaged) > 0 {
-		return fmt.Errorf("files of layer %s: %w", e.layers[damaged[0]].ChainID, errdefs.ErrNotFound)
+		return fmt.Errorf("files of layer %s: %w", e.Layers[damaged[0]].ChainID, errdefs.ErrNotFound)
 	}
 	return nil
 }

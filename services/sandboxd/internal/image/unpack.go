@@ -5,9 +5,6 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
@@ -38,10 +35,10 @@ func (s *Service) Unpack(ctx context.Context, img pod.Image, snapshotter string)
 	if s.check(ctx, e, name) == nil {
 		return img, nil
 	}
-	_, err = s.pulls.do(ctx, "unpack "+name+" "+e.id, func(ctx context.Context) (string, error) {
-		ctx, span := s.tracer.Start(ctx, "sandboxd.image.unpack", trace.WithAttributes(attribute.String("image", e.id)))
+	_, err = s.pulls.do(ctx, "unpack "+name+" "+e.ID, func(ctx context.Context) (string, error) {
+		ctx, span := s.tracer.Start(ctx, "sandboxd.image.unpack", trace.WithAttributes(attribute.String("image", e.ID)))
 		defer span.End()
-		return e.id, s.unpackLocal(s.st.Context(ctx), e, name)
+		return e.ID, s.unpackLocal(s.st.Context(ctx), e, name)
 	})
 	if err != nil {
 		return pod.Image{}, fmt.Errorf("unpack image %q into %s: %w", img.ID, name, err)
@@ -57,7 +54,7 @@ func nameOf(e *entry) string {
 	if digests := e.shown.GetRepoDigests(); len(digests) > 0 {
 		return digests[0]
 	}
-	return e.id
+	return e.ID
 }
 
 // unpackLocal extracts an image from what the node has of it.
@@ -72,23 +69,7 @@ func (s *Service) unpackLocal(ctx context.Context, e *entry, snapshotter string)
 	if err != nil {
 		return err
 	}
-	path, err := registry.Tree(ctx, record.Target, platforms.Default(), localDocument(s.st.Content()))
-	if err != nil {
-		return err
-	}
-	how := unpacking{
-		name: nameOf(e), snapshotter: snapshotter, extract: s.extractor(func(digest.Digest) {}),
-		bring: func(ctx context.Context, desc ocispec.Descriptor) error {
-			if !s.st.BlobPresent(ctx, desc) {
-				return fmt.Errorf("blob %s is not on the node, pull the image for this runtime handler: %w", desc.Digest, errdefs.ErrNotFound)
-			}
-			return nil
-		},
-	}
-	if err := s.unpack(ctx, path[len(path)-1], how); err != nil {
-		return registry.Classify(err)
-	}
-	if err := s.mend(ctx, e.contents, how); err != nil {
+	if err := s.assembler.UnpackLocal(ctx, record.Target, e.Contents, nameOf(e), snapshotter, s.conf.Load().assembly()); err != nil {
 		return err
 	}
 	return registry.Classify(s.st.Sync(snapshotter))

@@ -1,4 +1,4 @@
-package image
+package progress
 
 import (
 	"time"
@@ -71,8 +71,8 @@ func (m *Metrics) Collected(took time.Duration, err error) {
 	m.collecting.Observe(took.Seconds())
 }
 
-// begin counts a pull; what it returns is called with its outcome.
-func (m *Metrics) begin(steps *progress) func(err error) {
+// Begin counts a pull; what it returns is called with its outcome.
+func (m *Metrics) Begin(steps *Pull) func(err error) {
 	start := time.Now()
 	m.running.Inc()
 	return func(err error) {
@@ -92,7 +92,7 @@ func (m *Metrics) begin(steps *progress) func(err error) {
 }
 
 // count tells of the layers of a finished pull and returns how many bytes were fetched.
-func (p *progress) count(m *Metrics) (fetched int64) {
+func (p *Pull) count(m *Metrics) (fetched int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, b := range p.blobs {

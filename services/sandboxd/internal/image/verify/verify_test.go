@@ -1,4 +1,4 @@
-package image
+package verify
 
 import (
 	"context"
@@ -14,19 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-)
 
-// addVerifier puts a shell script into a folder of verifiers.
-func addVerifier(t *testing.T, dir, name, script string) {
-	t.Helper()
-	// A process that is started meanwhile would hold the file open for writing, and the
-	// kernel runs no such file.
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/image/imagetest"
+)
 
 func someDescriptor() ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("x"), Size: 7}
@@ -36,10 +26,10 @@ func TestVerifiersAreTold(t *testing.T) {
 	t.Parallel()
 	dir, out := t.TempDir(), t.TempDir()
 	for _, name := range []string{"1", "2"} {
-		addVerifier(t, dir, name, fmt.Sprintf(`echo "$@" >%[1]s/%[2]s.args; cat >%[1]s/%[2]s.stdin`, out, name))
+		imagetest.AddProgram(t, dir, name, fmt.Sprintf(`echo "$@" >%[1]s/%[2]s.args; cat >%[1]s/%[2]s.stdin`, out, name))
 	}
 	desc := someDescriptor()
-	if err := (Verifiers{Dir: dir, Max: 2, Timeout: time.Minute}).ask(t.Context(), "registry.example/app:1", desc); err != nil {
+	if err := (Programs{Dir: dir, Max: 2, Timeout: time.Minute}).ask(t.Context(), "registry.example/app:1", desc); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"1", "2"} {
@@ -80,7 +70,7 @@ func TestVerdicts(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			v := Verifiers{Dir: t.TempDir(), Max: 10, Timeout: time.Minute}
+			v := Programs{Dir: t.TempDir(), Max: 10, Timeout: time.Minute}
 			if tt.max != 0 {
 				v.Max = tt.max
 			}
@@ -88,7 +78,7 @@ func TestVerdicts(t *testing.T) {
 				v.Timeout = 100 * time.Millisecond
 			}
 			for i, script := range tt.scripts {
-				addVerifier(t, v.Dir, fmt.Sprint(i), script)
+				imagetest.AddProgram(t, v.Dir, fmt.Sprint(i), script)
 			}
 			err := v.ask(t.Context(), "app", someDescriptor())
 			if (err != nil) != (tt.text != "") {
@@ -99,7 +89,7 @@ func TestVerdicts(t *testing.T) {
 			}
 		})
 	}
-	missing := Verifiers{Dir: filepath.Join(t.TempDir(), "missing"), Max: 1, Timeout: time.Minute}
+	missing := Programs{Dir: filepath.Join(t.TempDir(), "missing"), Max: 1, Timeout: time.Minute}
 	if err := missing.ask(t.Context(), "app", someDescriptor()); err == nil || !strings.Contains(err.Error(), missing.Dir) {
 		t.Errorf("missing folder: %v", err)
 	}
@@ -107,9 +97,9 @@ func TestVerdicts(t *testing.T) {
 
 func TestVerifiersEndWithThePull(t *testing.T) {
 	t.Parallel()
-	v := Verifiers{Dir: t.TempDir(), Max: 1, Timeout: time.Hour}
+	v := Programs{Dir: t.TempDir(), Max: 1, Timeout: time.Hour}
 	started := filepath.Join(t.TempDir(), "started")
-	addVerifier(t, v.Dir, "slow", "echo >"+started+"; sleep 3600")
+	imagetest.AddProgram(t, v.Dir, "slow", "echo >"+started+"; sleep 3600")
 	if err := syscall.Mkfifo(started, 0o600); err != nil {
 		t.Fatal(err)
 	}
