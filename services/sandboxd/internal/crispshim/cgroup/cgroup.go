@@ -16,15 +16,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-)
 
-// pollInterval is the pause between two looks at a group that is being emptied.
-const pollInterval = 10 * time.Millisecond
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup/folder"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
+)
 
 // Group is a control group in all hierarchies in which the container has one of its own. The
 // zero value is no group.
@@ -141,96 +140,24 @@ func (g Group) Pids() ([]int, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	var pids []int
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return skipGone(err)
-		}
-		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		for field := range strings.FieldsSeq(string(data)) {
-			// 0 stands for a process that has no number here.
-			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
-				pids = append(pids, pid)
-			}
-		}
-		return skipGone(err)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("processes of cgroup %s: %w", dir, err)
-	}
-	return pids, nil
-}
-
-// skipGone forgives what disappears while it is read, and groups that hold only threads.
-func skipGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	return err
+	return folder.Pids(dir)
 }
 
 // Signal sends a signal to every process of the group once.
-func (g Group) Signal(sig unix.Signal) error {
-	pids, err := g.Pids()
-	if err != nil {
-		return err
-	}
-	for _, pid := range pids {
-		if err := unix.Kill(pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("signal process %d: %w", pid, err)
-		}
-	}
-	return nil
-}
+func (g Group) Signal(sig unix.Signal) error { return procs.Signal(g.Pids, sig) }
 
 // Kill sends SIGKILL to every process of the group until none is left. It fails with
 // ErrUnavailable, naming the processes, if some outlive ctx.
 func (g Group) Kill(ctx context.Context) error {
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
-		pids, err := g.Pids()
-		if err != nil || len(pids) == 0 {
-			return err
+	left, err := procs.Kill(ctx, g.Pids, func() {
+		for _, dir := range g.dirs {
+			folder.Kill(dir)
 		}
-		if g.Unified() {
-			_ = write(filepath.Join(g.dirs[""], "cgroup.kill"), "1")
-		}
-		g.thaw()
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("processes %v do not end: %w: %w", pids, context.Cause(ctx), errdefs.ErrUnavailable)
-		case <-tick.C:
-		}
-	}
-}
-
-// thaw thaws the group and those below it, which a container may have made and frozen itself: in
-// a frozen group of version 1 nothing dies. In version 2 frozen processes do.
-func (g Group) thaw() {
-	dir, ok := g.dirs["freezer"]
-	if !ok {
-		return
-	}
-	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			_ = write(filepath.Join(path, "freezer.state"), "THAWED")
-		}
-		return nil
 	})
-}
-
-// write writes to a control file without ever making one.
-func write(path, value string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
+	if len(left) > 0 {
+		return fmt.Errorf("processes %v do not end: %w: %w", left, err, errdefs.ErrUnavailable)
 	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	return err
 }
 
 // Join moves a process into the group of a path, as of the root of each hierarchy.
@@ -243,7 +170,7 @@ func Join(path string, pid int) error {
 	}
 	joined := false
 	for _, m := range mounts {
-		err := write(filepath.Join(m.Mountpoint, path, "cgroup.procs"), strconv.Itoa(pid))
+		err := folder.Write(filepath.Join(m.Mountpoint, path, "cgroup.procs"), strconv.Itoa(pid))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("join cgroup %s: %w", path, err)
 		}

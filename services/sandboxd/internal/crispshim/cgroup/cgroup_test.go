@@ -1,12 +1,9 @@
 package cgroup
 
 import (
-	"context"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
-	"time"
 
 	statsv1 "github.com/containerd/cgroups/v3/cgroup1/stats"
 	statsv2 "github.com/containerd/cgroups/v3/cgroup2/stats"
@@ -20,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// folder makes a folder with files.
-func folder(t *testing.T, files map[string]string) string {
+// folderWith makes a folder with files.
+func folderWith(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, content := range files {
@@ -74,7 +71,7 @@ func TestLocate(t *testing.T) {
 }
 
 func TestMetricsV2(t *testing.T) {
-	g := Group{dirs: map[string]string{"": folder(t, map[string]string{
+	g := Group{dirs: map[string]string{"": folderWith(t, map[string]string{
 		"cgroup.procs": "12\n0\n13\n", "pids.current": "2\n", "pids.max": "max\n",
 		"cpu.stat":    "usage_usec 10\nuser_usec 6\nsystem_usec 4\nnr_periods 3\n",
 		"memory.stat": "anon 100\nfile 50\n", "memory.current": "150\n", "memory.max": "1000\n",
@@ -102,7 +99,7 @@ func TestMetricsV2(t *testing.T) {
 }
 
 func TestMetricsV1(t *testing.T) {
-	dir := folder(t, map[string]string{
+	dir := folderWith(t, map[string]string{
 		"pids.current": "2\n", "pids.max": "max\n", "cpuacct.usage": "7000\n", "cpuacct.usage_percpu": "3000 4000 \n",
 		"cpuacct.stat": "user 2\nsystem 1\n", "cpu.stat": "nr_periods 1\nnr_throttled 2\nthrottled_time 3\n",
 		"memory.stat": "cache 5\nrss 6\ntotal_rss 8\n", "memory.usage_in_bytes": "11\n", "memory.limit_in_bytes": "12\n",
@@ -131,7 +128,7 @@ func TestMetricsV1(t *testing.T) {
 
 // Version 2 tells of a kill by a change of a file.
 func TestWatchV2(t *testing.T) {
-	dir := folder(t, map[string]string{"memory.events": "oom_kill 0\n"})
+	dir := folderWith(t, map[string]string{"memory.events": "oom_kill 0\n"})
 	g := Group{dirs: map[string]string{"": dir}}
 	kills := make(chan uint64, 4)
 	w, err := g.WatchOOM(func(n uint64) { kills <- n })
@@ -147,34 +144,5 @@ func TestWatchV2(t *testing.T) {
 	w.Close()
 	if _, err := (Group{}).WatchOOM(nil); err == nil {
 		t.Error("watch without a group")
-	}
-}
-
-// What a container has frozen below its own group is thawed, or it would never die.
-func TestKillThawsWhatIsBelow(t *testing.T) {
-	dir := t.TempDir()
-	below := filepath.Join(dir, "a", "b")
-	if err := os.MkdirAll(below, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	frozen := []string{dir, below}
-	for _, d := range frozen {
-		for file, content := range map[string]string{"cgroup.procs": strconv.Itoa(1<<29) + "\n", "freezer.state": "FROZEN"} {
-			if err := os.WriteFile(filepath.Join(d, file), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	g := Group{dirs: map[string]string{"freezer": dir}}
-	if err := g.Kill(ctx); err == nil {
-		t.Error("a process that does not exist has ended")
-	}
-	for _, d := range frozen {
-		state, err := os.ReadFile(filepath.Join(d, "freezer.state"))
-		if err != nil || string(state) != "THAWED" {
-			t.Errorf("%s: %q, %v", d, state, err)
-		}
 	}
 }

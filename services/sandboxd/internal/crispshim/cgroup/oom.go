@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup/folder"
 )
 
 // OOMKills is how many processes of the group the kernel has killed for lack of memory; 0 if
@@ -95,7 +97,7 @@ func eventfd(dir string) (int, error) {
 		return 0, os.NewSyscallError("eventfd", err)
 	}
 	request := strconv.Itoa(fd) + " " + strconv.Itoa(int(control.Fd()))
-	if err := write(filepath.Join(dir, "cgroup.event_control"), request); err != nil {
+	if err := folder.Write(filepath.Join(dir, "cgroup.event_control"), request); err != nil {
 		return 0, errors.Join(err, unix.Close(fd))
 	}
 	return fd, nil

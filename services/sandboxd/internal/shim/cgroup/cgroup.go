@@ -16,18 +16,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/cgroup/folder"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/shim/procs"
 )
-
-// pollInterval is the pause between two looks at a group that is being emptied.
-const pollInterval = 20 * time.Millisecond
-
-// freezerState is the file by which a group of version 1 is frozen.
-const freezerState = "freezer.state"
 
 // Group is the control group of a container in all hierarchies in which it exists.
 type Group struct {
@@ -202,46 +198,11 @@ func expandSlice(slice string) (string, error) {
 
 // Pids lists the processes of the group and of the groups below it.
 func (g Group) Pids() ([]int, error) {
-	seen := map[int]struct{}{}
-	for _, dir := range g.dirs {
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.IsDir() {
-				return skipGone(err)
-			}
-			return skipGone(readPids(filepath.Join(path, "cgroup.procs"), seen))
-		})
-		if err != nil {
-			return nil, fmt.Errorf("processes of container %q: %w", g.id, err)
-		}
-	}
-	pids := make([]int, 0, len(seen))
-	for pid := range seen {
-		pids = append(pids, pid)
-	}
-	slices.Sort(pids)
-	return pids, nil
-}
-
-// skipGone forgives what disappears while it is read.
-func skipGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	return err
-}
-
-func readPids(file string, into map[int]struct{}) error {
-	data, err := os.ReadFile(file)
+	pids, err := folder.Pids(g.dirs...)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("container %q: %w", g.id, err)
 	}
-	for field := range strings.FieldsSeq(string(data)) {
-		// 0 stands for a process of another process namespace, which has no number here.
-		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
-			into[pid] = struct{}{}
-		}
-	}
-	return nil
+	return pids, nil
 }
 
 // scoreRounds bounds the search for processes that were forked while others were changed.
@@ -286,50 +247,30 @@ func setOOMScore(pid, from, to int) (changed bool, err error) {
 
 // skipEnded forgives what a process is gone for.
 func skipEnded(err error) error {
-	if errors.Is(err, unix.ESRCH) {
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return skipGone(err)
+	return err
 }
 
 // Kill sends SIGKILL to every process of the group until none is left. It fails with
 // ErrDeadlineExceeded, naming the processes, if some outlive ctx.
 func (g Group) Kill(ctx context.Context) error {
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
-		pids, err := g.Pids()
-		if err != nil || len(pids) == 0 {
-			return err
-		}
+	left, err := procs.Kill(ctx, g.Pids, func() {
 		for _, dir := range g.dirs {
-			_ = writeFile(filepath.Join(dir, "cgroup.kill"), "1") // version 2 has a switch for all of it
+			folder.Kill(dir)
 		}
-		g.Thaw()
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("container %q: processes %v do not end: %w", g.id, pids, context.Cause(ctx))
-		case <-tick.C:
-		}
+	})
+	if len(left) > 0 {
+		return fmt.Errorf("container %q: processes %v do not end: %w", g.id, left, err)
 	}
+	return err
 }
 
-// Thaw thaws the group and those below it, which a container may have made and frozen itself: in
-// a frozen group of version 1 nothing dies. In version 2 frozen processes do.
+// Thaw thaws the group and those below it.
 func (g Group) Thaw() {
 	for _, dir := range g.dirs {
-		if _, err := os.Lstat(filepath.Join(dir, freezerState)); err != nil {
-			continue // another hierarchy
-		}
-		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				_ = writeFile(filepath.Join(path, freezerState), "THAWED")
-			}
-			return nil
-		})
+		folder.Thaw(dir)
 	}
 }
 
@@ -352,14 +293,4 @@ func (g Group) Remove() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// writeFile writes to a control file without ever making one.
-func writeFile(path, value string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
 }

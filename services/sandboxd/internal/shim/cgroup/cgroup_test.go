@@ -148,32 +148,3 @@ func TestSetOOMScore(t *testing.T) {
 		}
 	}
 }
-
-// What a container has frozen below its own group is thawed, or it would never die.
-func TestKillThawsWhatIsBelow(t *testing.T) {
-	dir := t.TempDir()
-	below := filepath.Join(dir, "a", "b")
-	if err := os.MkdirAll(below, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	frozen := []string{dir, below}
-	for _, d := range frozen {
-		for file, content := range map[string]string{"cgroup.procs": strconv.Itoa(1<<29) + "\n", "freezer.state": "FROZEN"} {
-			if err := os.WriteFile(filepath.Join(d, file), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	g := Group{id: "c1", dirs: []string{dir}}
-	if err := g.Kill(ctx); err == nil {
-		t.Error("a process that does not exist has ended")
-	}
-	for _, d := range frozen {
-		state, err := os.ReadFile(filepath.Join(d, "freezer.state"))
-		if err != nil || string(state) != "THAWED" {
-			t.Errorf("%s: %q, %v", d, state, err)
-		}
-	}
-}

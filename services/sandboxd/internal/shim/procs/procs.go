@@ -13,14 +13,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
-
-// poll is the pause between two looks at processes that should end.
-const poll = 10 * time.Millisecond
 
 // In lists the processes that have a folder as their working folder. The folders are compared
 // as files, not as names, which a container could imitate. Processes with a controlling
@@ -112,40 +108,26 @@ func HasTerminal(pid int) bool {
 // WaitGone waits until no process works in a folder. When ctx ends first it fails with the
 // cause and names the processes.
 func WaitGone(ctx context.Context, dir string) error {
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
-		pids := In(dir)
-		if len(pids) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("processes %v still work in %s: %w", pids, dir, context.Cause(ctx))
-		case <-tick.C:
-		}
+	left, err := end(ctx, func() ([]int, error) { return In(dir), nil }, func([]int) {})
+	if len(left) > 0 {
+		return fmt.Errorf("processes %v still work in %s: %w", left, dir, err)
 	}
+	return err
 }
 
 // KillIn kills every process that works in a folder and waits until they are gone. Errors:
 // ErrUnavailable when ctx ends first.
 func KillIn(ctx context.Context, dir string) error {
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
-		pids := In(dir)
-		if len(pids) == 0 {
-			return nil
-		}
+	list := func() ([]int, error) { return In(dir), nil }
+	left, err := end(ctx, list, func(pids []int) {
 		for _, pid := range pids {
 			killIfIn(pid, dir)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("processes %v in %s do not end: %w: %w", pids, dir, context.Cause(ctx), errdefs.ErrUnavailable)
-		case <-tick.C:
-		}
+	})
+	if len(left) > 0 {
+		return fmt.Errorf("processes %v in %s do not end: %w: %w", left, dir, err, errdefs.ErrUnavailable)
 	}
+	return err
 }
 
 // killIfIn kills a process if it, and not a later one of the same number, works in a folder.

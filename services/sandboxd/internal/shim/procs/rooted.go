@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -63,34 +62,14 @@ func (r Rooted) Pids() ([]int, error) {
 }
 
 // Signal sends a signal to every process once.
-func (r Rooted) Signal(sig unix.Signal) error {
-	pids, err := r.Pids()
-	if err != nil {
-		return err
-	}
-	for _, pid := range pids {
-		_ = unix.Kill(pid, sig) // it may have ended
-	}
-	return nil
-}
+func (r Rooted) Signal(sig unix.Signal) error { return Signal(r.Pids, sig) }
 
 // Kill kills every process and waits until none is left. Errors: ErrUnavailable when ctx ends
 // first.
 func (r Rooted) Kill(ctx context.Context) error {
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
-		pids, err := r.Pids()
-		if err != nil || len(pids) == 0 {
-			return err
-		}
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("processes %v with the root %s do not end: %w: %w", pids, string(r), context.Cause(ctx), errdefs.ErrUnavailable)
-		case <-tick.C:
-		}
+	left, err := Kill(ctx, r.Pids, func() {})
+	if len(left) > 0 {
+		return fmt.Errorf("processes %v with the root %s do not end: %w: %w", left, string(r), err, errdefs.ErrUnavailable)
 	}
+	return err
 }
