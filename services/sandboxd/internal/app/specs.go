@@ -206,6 +206,10 @@ func (p specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResource
 	return resource.Checked(change, on), undo, nil
 }
 
+func (p specPort) Limits(r *criv1.LinuxContainerResources) (*specs.LinuxResources, error) {
+	return resource.FromCRI(r, p.builder().Host())
+}
+
 func (specPort) Resources(spec *specs.Spec) *criv1.LinuxContainerResources {
 	r := resource.NRIToCRI(nri.FromOCILinuxResources(spec.Linux.Resources, nil))
 	if spec.Process != nil && spec.Process.OOMScoreAdj != nil {

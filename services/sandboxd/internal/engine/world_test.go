@@ -589,20 +589,22 @@ func (specPort) MergeNRI(c *criv1.LinuxContainerResources, _ *nri.LinuxResources
 
 func (specPort) SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, _ *nri.LinuxResources) (change, undo *specs.LinuxResources, err error) {
 	undo = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(int64(-1))}}
-	if spec.Linux != nil && spec.Linux.Resources != nil {
+	if spec.Linux.Resources != nil {
 		undo = spec.Linux.Resources
 	}
 	change = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(r.GetMemoryLimitInBytes())}}
 	if r.GetCpusetCpus() != "" {
 		change.CPU = &specs.LinuxCPU{Cpus: r.GetCpusetCpus()}
 	}
-	if spec.Linux != nil {
-		spec.Linux.Resources = &specs.LinuxResources{Memory: change.Memory}
-		for _, l := range r.GetHugepageLimits() {
-			spec.Linux.Resources.HugepageLimits = append(spec.Linux.Resources.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
-		}
+	spec.Linux.Resources = &specs.LinuxResources{Memory: change.Memory}
+	for _, l := range r.GetHugepageLimits() {
+		spec.Linux.Resources.HugepageLimits = append(spec.Linux.Resources.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
 	}
 	return change, undo, nil
+}
+
+func (specPort) Limits(r *criv1.LinuxContainerResources) (*specs.LinuxResources, error) {
+	return &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(r.GetMemoryLimitInBytes())}}, nil
 }
 
 func (p specPort) PodLabel(*criv1.PodSandboxConfig) (string, error) {

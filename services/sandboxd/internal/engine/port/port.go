@@ -340,6 +340,8 @@ type Specs interface {
 	// specification, over them what a plugin wants (nil for nothing), and returns what a
 	// runtime's update call needs, and what it needs to take that back.
 	SetResources(spec *specs.Spec, r *criv1.LinuxContainerResources, plugin *nri.LinuxResources) (change, undo *specs.LinuxResources, err error)
+	// Limits are resources of CRI as a runtime's update call needs them.
+	Limits(r *criv1.LinuxContainerResources) (*specs.LinuxResources, error)
 	// Resources reads back the resources that a specification has.
 	Resources(spec *specs.Spec) *criv1.LinuxContainerResources
 	// Pod and Container are NRI's views.

@@ -7,7 +7,6 @@ import (
 	"net"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -83,7 +82,7 @@ func (u *UseCases) updateShim(ctx context.Context, s *table.Sandbox, rec *record
 	if total == nil {
 		return nil
 	}
-	limits, _, err := u.p.Specs.SetResources(&specs.Spec{}, total, nil)
+	limits, err := u.p.Specs.Limits(total)
 	if err != nil {
 		return err
 	}
