@@ -2,6 +2,7 @@ package validate
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"strings"
 
@@ -34,7 +35,7 @@ func CreateContainer(req *criv1.CreateContainerRequest) error {
 		devices("config.devices", config.GetDevices()),
 		cdiDevices("config.CDI_devices", config.GetCDIDevices()),
 		linuxContainer("config.linux", config.GetLinux()),
-		description("config", config.GetLabels(), config.GetAnnotations(), config.GetImage().GetAnnotations()),
+		description("config", config.GetImage(), config.GetLabels(), config.GetAnnotations()),
 		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)
@@ -60,7 +61,12 @@ func logPath(dir, path string) error {
 	if hasDotDot(path) || strings.HasSuffix(path, "/") {
 		return invalid(field, "must be the plain path of a file")
 	}
-	if len(joined) > maxPath {
+	return firstError(pathLength(field, joined), printable(field, path))
+}
+
+// pathLength refuses what the kernel takes for no path.
+func pathLength(field, path string) error {
+	if len(path) > maxPath {
 		return invalid(field, "must not be longer than %d bytes", maxPath)
 	}
 	for element := range strings.SplitSeq(path, "/") {
@@ -68,7 +74,7 @@ func logPath(dir, path string) error {
 			return invalid(field, "must not have an element longer than %d bytes", maxName)
 		}
 	}
-	return printable(field, path)
+	return nil
 }
 
 func envs(field string, envs []*criv1.KeyValue) error {
@@ -104,8 +110,55 @@ func mounts(field string, mounts []*criv1.Mount) error {
 		if hasDotDot(m.GetImageSubPath()) || filepath.IsAbs(m.GetImageSubPath()) {
 			return invalid(at+".image_sub_path", "must be a path inside the image")
 		}
+		if err := firstError(
+			pathLength(at+".container_path", m.GetContainerPath()),
+			pathLength(at+".host_path", m.GetHostPath()),
+			pathLength(at+".image_sub_path", m.GetImageSubPath()),
+			idMappings(at, m),
+		); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// idMappings checks by what the owners of a mount's files are shifted.
+func idMappings(field string, m *criv1.Mount) error {
+	if (len(m.GetUidMappings()) == 0) != (len(m.GetGidMappings()) == 0) {
+		return invalid(field, "must have both uidMappings and gidMappings, or none")
+	}
+	return firstError(
+		ranges(field+".uidMappings", m.GetUidMappings()),
+		ranges(field+".gidMappings", m.GetGidMappings()),
+	)
+}
+
+// ranges refuses mappings that the kernel does not take.
+func ranges(field string, list []*criv1.IDMapping) error {
+	if len(list) > maxRanges {
+		return invalid(field, "must not be more than %d, are %d", maxRanges, len(list))
+	}
+	for i, m := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		length := uint64(m.GetLength())
+		if length == 0 {
+			return invalid(at+".length", "must not be 0")
+		}
+		if uint64(max(m.GetHostId(), m.GetContainerId()))+length > math.MaxUint32 {
+			return invalid(at, "must end before id %d", uint32(math.MaxUint32))
+		}
+		for j, other := range list[:i] {
+			if meet(m.GetHostId(), other.GetHostId(), length, other.GetLength()) || meet(m.GetContainerId(), other.GetContainerId(), length, other.GetLength()) {
+				return invalid(at, "must not overlap %s[%d]", field, j)
+			}
+		}
+	}
+	return nil
+}
+
+// meet says whether two ranges of ids that begin at a and b have one in common.
+func meet(a, b uint32, lengthA uint64, lengthB uint32) bool {
+	return uint64(a) < uint64(b)+uint64(lengthB) && uint64(b) < uint64(a)+lengthA
 }
 
 func devices(field string, devices []*criv1.Device) error {
@@ -119,6 +172,9 @@ func devices(field string, devices []*criv1.Device) error {
 		}
 		if strings.Trim(d.GetPermissions(), "rwm") != "" {
 			return invalid(at+".permissions", "must be made of r, w and m, is %q", d.GetPermissions())
+		}
+		if err := firstError(pathLength(at+".container_path", d.GetContainerPath()), pathLength(at+".host_path", d.GetHostPath())); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -154,6 +210,9 @@ func paths(field string, list []string) error {
 	for i, path := range list {
 		if !filepath.IsAbs(path) {
 			return invalid(fmt.Sprintf("%s[%d]", field, i), "must be an absolute path, is %q", path)
+		}
+		if err := pathLength(fmt.Sprintf("%s[%d]", field, i), path); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -26,7 +26,7 @@ func RunPodSandbox(req *criv1.RunPodSandboxRequest) error {
 		dns("config.dns_config", config.GetDnsConfig()),
 		portMappings("config.port_mappings", config.GetPortMappings()),
 		linuxSandbox("config.linux", config.GetLinux()),
-		description("config", config.GetLabels(), config.GetAnnotations()),
+		description("config", nil, config.GetLabels(), config.GetAnnotations()),
 		absent("config.windows", config.GetWindows()),
 		Message(req),
 	)
@@ -54,10 +54,7 @@ func logDirectory(field, dir string) error {
 	if hasDotDot(dir) {
 		return invalid(field, `must not contain ".."`)
 	}
-	if len(dir) > maxPath {
-		return invalid(field, "must not be longer than %d bytes", maxPath)
-	}
-	return printable(field, dir)
+	return firstError(pathLength(field, dir), printable(field, dir))
 }
 
 func hasDotDot(path string) bool {
@@ -141,10 +138,8 @@ func linuxSandbox(field string, linux *criv1.LinuxPodSandboxConfig) error {
 	if hasDotDot(linux.GetCgroupParent()) {
 		return invalid(field+".cgroup_parent", `must not contain ".."`)
 	}
-	if len(linux.GetCgroupParent()) > maxPath {
-		return invalid(field+".cgroup_parent", "must not be longer than %d bytes", maxPath)
-	}
-	if err := printable(field+".cgroup_parent", linux.GetCgroupParent()); err != nil {
+	parent := linux.GetCgroupParent()
+	if err := firstError(pathLength(field+".cgroup_parent", parent), printable(field+".cgroup_parent", parent)); err != nil {
 		return err
 	}
 	for key := range linux.GetSysctls() {

@@ -24,6 +24,8 @@ const (
 	maxName = 255  // longest file name; names become part of file names
 	maxPath = 4095 // longest path
 	maxID   = 128
+	// maxRanges is how many ranges of ids the kernel takes for one file system.
+	maxRanges = 340
 	// maxText bounds what an object is described by in every list: kubelet takes no list above
 	// 16 MiB, and one object must not make that of all unreadable. Kubernetes itself allows a
 	// pod 256 KiB.
@@ -96,16 +98,17 @@ func printable(field, value string) error {
 	return nil
 }
 
-// description checks the size of the labels and annotations that an object is listed with.
-func description(field string, texts ...map[string]string) error {
-	size := 0
+// description checks the size of what an object is listed with: its labels and annotations, and
+// the specification of a container's image.
+func description(field string, image *criv1.ImageSpec, texts ...map[string]string) error {
+	size := proto.Size(image)
 	for _, text := range texts {
 		for key, value := range text {
 			size += len(key) + len(value)
 		}
 	}
 	if size > maxText {
-		return invalid(field, "labels and annotations must not be longer than %d bytes, are %d", maxText, size)
+		return invalid(field, "labels, annotations and image must not be longer than %d bytes, are %d", maxText, size)
 	}
 	return nil
 }
@@ -200,7 +203,7 @@ func Image(field string, spec *criv1.ImageSpec) error {
 	if _, err := reference.ParseAnyReference(spec.GetImage()); err != nil {
 		return invalid(field+".image", "%q is not an image name, digest or id: %v", spec.GetImage(), err)
 	}
-	return Message(spec)
+	return message(field, spec.ProtoReflect())
 }
 
 // PullImage checks a request to pull an image; an id cannot be pulled.

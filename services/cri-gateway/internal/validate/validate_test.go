@@ -1,6 +1,7 @@
 package validate_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -134,6 +135,13 @@ func TestRunPodSandbox(t *testing.T) {
 	}
 }
 
+// mapped is a change by which a mount has these mappings.
+func mapped(uids, gids []*criv1.IDMapping) func(*criv1.CreateContainerRequest) {
+	return func(r *criv1.CreateContainerRequest) {
+		r.Config.Mounts = []*criv1.Mount{{HostPath: "/a", ContainerPath: "/b", UidMappings: uids, GidMappings: gids}}
+	}
+}
+
 func TestCreateContainer(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -183,6 +191,27 @@ func TestCreateContainer(t *testing.T) {
 		{"image and host path", func(r *criv1.CreateContainerRequest) {
 			r.Config.Mounts = []*criv1.Mount{{Image: &criv1.ImageSpec{Image: "a"}, ContainerPath: "/b", HostPath: "/c"}}
 		}, "config.mounts[0]"},
+		{"mapped mount", mapped([]*criv1.IDMapping{{HostId: 1 << 16, Length: 1}, {ContainerId: 1, HostId: 1, Length: math.MaxUint32 - 1 - 1<<16}}, []*criv1.IDMapping{{Length: math.MaxUint32}}), "config.mounts[0].uidMappings[1]"},
+		{"well mapped mount", mapped([]*criv1.IDMapping{{HostId: 1 << 16, Length: 1}, {ContainerId: 1, HostId: 1, Length: 9}}, []*criv1.IDMapping{{Length: math.MaxUint32}}), ""},
+		{"mount mapped for users alone", mapped([]*criv1.IDMapping{{Length: 1}}, nil), "config.mounts[0]"},
+		{"mount mapped for groups alone", mapped(nil, []*criv1.IDMapping{{Length: 1}}), "config.mounts[0]"},
+		{"empty range of a mount", mapped([]*criv1.IDMapping{{Length: 1}}, []*criv1.IDMapping{{}}), "config.mounts[0].gidMappings[0].length"},
+		{"range of a mount beyond the last id", mapped([]*criv1.IDMapping{{HostId: math.MaxUint32, Length: 1}}, []*criv1.IDMapping{{Length: 1}}), "config.mounts[0].uidMappings[0]"},
+		{"too many ranges of a mount", mapped(make([]*criv1.IDMapping, 341), []*criv1.IDMapping{{Length: 1}}), "config.mounts[0].uidMappings"},
+		{"long path of a mount", func(r *criv1.CreateContainerRequest) {
+			r.Config.Mounts = []*criv1.Mount{{HostPath: "/a", ContainerPath: strings.Repeat("/a", 2048)}}
+		}, "config.mounts[0].container_path"},
+		{"long name of a mount's source", func(r *criv1.CreateContainerRequest) {
+			r.Config.Mounts = []*criv1.Mount{{HostPath: "/" + strings.Repeat("a", 256), ContainerPath: "/a"}}
+		}, "config.mounts[0].host_path"},
+		{"long path of a device", func(r *criv1.CreateContainerRequest) {
+			r.Config.Devices = []*criv1.Device{{HostPath: strings.Repeat("/a", 2048)}}
+		}, "config.devices[0].host_path"},
+		{"long masked path", func(r *criv1.CreateContainerRequest) {
+			r.Config.Linux = &criv1.LinuxContainerConfig{SecurityContext: &criv1.LinuxContainerSecurityContext{MaskedPaths: []string{strings.Repeat("/a", 2048)}}}
+		}, "config.linux.security_context.masked_paths[0]"},
+		{"long image reference", func(r *criv1.CreateContainerRequest) { r.Config.Image.UserSpecifiedImage = strings.Repeat("a", 3<<20) }, "config"},
+		{"NUL in an image reference", func(r *criv1.CreateContainerRequest) { r.Config.Image.ImageRef = "\x00" }, "config.image.image_ref"},
 		{"Windows", func(r *criv1.CreateContainerRequest) {
 			r.Config.Windows = &criv1.WindowsContainerConfig{Resources: &criv1.WindowsContainerResources{CpuCount: 1}}
 		}, "config.windows"},
