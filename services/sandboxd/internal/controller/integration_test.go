@@ -673,8 +673,10 @@ func testSharedInit(t *testing.T, n *node) {
 	if loaded := n.restart(nil); len(loaded) != 1 || !loaded[0].Alive {
 		t.Fatalf("loaded %+v", loaded)
 	}
-	// A sleep that is process 1 ignores SIGTERM.
-	if err := n.ctl.Stop(t.Context(), id, 200*time.Millisecond); err != nil {
+	// A sleep that is process 1 ignores SIGTERM, as each does until it has a handler for it.
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	if err := n.ctl.Stop(ctx, id, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if e, err := n.ctl.Wait(t.Context(), id); err != nil || e.Code != 137 {

@@ -93,10 +93,10 @@ func (p *Podsandbox) Platform(_ context.Context, id string) (ocispec.Platform, e
 	return platforms.DefaultSpec(), nil
 }
 
-// Stop ends the sandbox's own init process, if it has one: with SIGTERM, and with SIGKILL
-// when the time is over. Containers are not touched. It fails with ErrNotFound for an
-// unknown sandbox.
-func (p *Podsandbox) Stop(ctx context.Context, id string, timeout time.Duration) error {
+// Stop kills the sandbox's own init process, if it has one: it has nothing to finish, and as process
+// 1 of its namespace it would not hear of a politer signal that comes right after its start. Containers
+// are not touched. It fails with ErrNotFound for an unknown sandbox.
+func (p *Podsandbox) Stop(ctx context.Context, id string, _ time.Duration) error {
 	i, err := p.shims.Get(id)
 	if err != nil {
 		return err
@@ -104,43 +104,19 @@ func (p *Podsandbox) Stop(ctx context.Context, id string, timeout time.Duration)
 	if !i.Bundle().HasInit() || i.Status().Ended {
 		return nil
 	}
-	if timeout > 0 {
-		if done, err := p.signal(ctx, id, syscall.SIGTERM, timeout); done || err != nil {
-			return err
-		}
+	if err := p.tasks.Kill(ctx, id, id, "", syscall.SIGKILL, true); err != nil && !errdefs.IsNotFound(err) {
+		return err
 	}
-	done, err := p.signal(ctx, id, syscall.SIGKILL, killTimeout)
-	if err == nil && !done {
-		err = fmt.Errorf("init of sandbox %q does not end: %w", id, errdefs.ErrUnavailable)
-	}
-	return err
-}
-
-// signal sends a signal to the sandbox's init and says whether it ended within the time. It
-// has not, if its shim does not answer; only SIGKILL needs no shim.
-func (p *Podsandbox) signal(ctx context.Context, id string, sig syscall.Signal, d time.Duration) (bool, error) {
-	force := sig == syscall.SIGKILL
-	kctx, cancel := ctx, context.CancelFunc(func() {})
-	if !force { // which has limits of its own
-		kctx, cancel = context.WithTimeout(ctx, min(d, killTimeout))
-	}
-	err := p.tasks.Kill(kctx, id, id, "", sig, force)
-	late := kctx.Err() != nil
-	cancel()
-	switch {
-	case err == nil, errdefs.IsNotFound(err):
-	case !force && ctx.Err() == nil && (late || errdefs.IsUnavailable(err)):
-		return false, nil
-	default:
-		return false, err
-	}
-	wctx, cancel := context.WithTimeout(ctx, d)
+	wctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	_, err = p.tasks.Wait(wctx, id, id, "")
-	if err == nil || errdefs.IsNotFound(err) {
-		return true, nil
+	switch {
+	case err == nil, errdefs.IsNotFound(err):
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
 	}
-	return false, ctx.Err()
+	return fmt.Errorf("init of sandbox %q does not end: %w", id, errdefs.ErrUnavailable)
 }
 
 // Wait returns when the sandbox's init process has ended, or, without one, its shim.

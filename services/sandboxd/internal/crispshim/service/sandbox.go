@@ -156,8 +156,9 @@ func (s *Services) Platform(_ context.Context, r *sandboxapi.PlatformRequest) (*
 	return &sandboxapi.PlatformResponse{Platform: &types.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}}, nil
 }
 
-// StopSandbox ends the sandbox's own process, with SIGTERM first if there is time. Containers
-// are not touched.
+// StopSandbox kills the sandbox's own process: it has nothing to finish, and as process 1 of its
+// namespace it would not hear of a politer signal that comes right after its start. Containers are
+// not touched.
 func (s *Services) StopSandbox(ctx context.Context, r *sandboxapi.StopSandboxRequest) (*sandboxapi.StopSandboxResponse, error) {
 	b, err := s.sandboxOf(r.GetSandboxID())
 	if err != nil {
@@ -165,31 +166,16 @@ func (s *Services) StopSandbox(ctx context.Context, r *sandboxapi.StopSandboxReq
 	}
 	e := reaper.Exit{At: time.Now()}
 	if p := b.process(); p != nil {
-		if e, err = end(ctx, p, time.Duration(r.GetTimeoutSecs())*time.Second); err != nil {
+		err = p.Signal(unix.SIGKILL)
+		if err == nil || errdefs.IsNotFound(err) {
+			e, err = p.Wait(ctx)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("sandbox %q: %w", b.id, err)
 		}
 	}
 	b.stop(e)
 	return &sandboxapi.StopSandboxResponse{}, nil
-}
-
-// end ends a process and waits for it.
-func end(ctx context.Context, p *task.Process, timeout time.Duration) (reaper.Exit, error) {
-	if timeout > 0 {
-		if err := p.Signal(unix.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
-			return reaper.Exit{}, err
-		}
-		wctx, cancel := context.WithTimeout(ctx, timeout)
-		e, err := p.Wait(wctx)
-		cancel()
-		if err == nil {
-			return e, nil
-		}
-	}
-	if err := p.Signal(unix.SIGKILL); err != nil && !errdefs.IsNotFound(err) {
-		return reaper.Exit{}, err
-	}
-	return p.Wait(ctx)
 }
 
 // WaitSandbox waits for the end of the sandbox: of its own process, or that it is stopped.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/crispshim/task/tasktest"
 )
 
@@ -283,7 +284,9 @@ func TestSandboxWithAProcess(t *testing.T) {
 		_, err := os.Stat(filepath.Join(bundle, "ready"))
 		return err == nil
 	})
-	if _, err := s.StopSandbox(ctx, &sandboxapi.StopSandboxRequest{SandboxID: "sb", TimeoutSecs: 1}); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
+	defer cancel()
+	if _, err := s.StopSandbox(ctx, &sandboxapi.StopSandboxRequest{SandboxID: "sb", TimeoutSecs: 3600}); err != nil {
 		t.Error(err)
 	}
 	if e, err := s.WaitSandbox(ctx, &sandboxapi.WaitSandboxRequest{SandboxID: "sb"}); err != nil || e.GetExitStatus() != 137 {
