@@ -27,7 +27,7 @@ func tellStatsAndMetrics(t *testing.T, handler string) {
 	s.pull(busybox)
 	pod, config := s.pod("measured")
 	busy := containerConfig("busy", "head -c 100000 /dev/urandom >/file; while :; do :; done")
-	busy.Linux.Resources = &criv1.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: 20000, MemoryLimitInBytes: 64 << 20}
+	busy.Linux.Resources = &criv1.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: 5000, MemoryLimitInBytes: 64 << 20}
 	id := s.container(pod, config, busy)
 	idle := s.podConfig("idle")
 	idle.Linux.CgroupParent = "" // a pod without a cgroup of its own
@@ -125,7 +125,7 @@ func (s *system) checkMetrics(pod, id string) {
 	}
 	for name, least := range map[string]uint64{
 		"container_memory_usage_bytes": 1, "container_processes": 1, "container_threads": 1, "container_file_descriptors": 1,
-		"container_spec_cpu_quota": 20000, "container_spec_memory_limit_bytes": 64 << 20, "container_cpu_cfs_throttled_periods_total": 1,
+		"container_spec_cpu_quota": 5000, "container_spec_memory_limit_bytes": 64 << 20, "container_cpu_cfs_throttled_periods_total": 1,
 		"container_fs_usage_bytes": 100000, "container_fs_limit_bytes": 1, "container_start_time_seconds": 1, "container_last_seen": 1,
 		"container_network_transmit_packets_total": 0, "container_tasks_state": 0, "container_cpu_cfs_burst_periods_total": 0, "container_oom_events_total": 0, "container_ulimits_soft": 1,
 	} {
