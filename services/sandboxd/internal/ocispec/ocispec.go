@@ -295,6 +295,7 @@ func (d *draft) devices() device.Request {
 	h := d.in.Handler
 	out := device.Request{
 		Asked:      d.in.Config.GetDevices(),
+		Follow:     d.sources.Follow,
 		OfHost:     d.sc.GetPrivileged() && !h.PrivilegedWithoutHostDevices,
 		AllAllowed: d.sc.GetPrivileged() && (!h.PrivilegedWithoutHostDevices || h.AllDevicesAllowed),
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -101,6 +102,15 @@ func TestRefusals(t *testing.T) {
 		{"device that is a file", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Devices = []*criv1.Device{{HostPath: "/proc/version"}}
 		}, errdefs.ErrInvalidArgument},
+		{"device that is a large folder", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.Devices = []*criv1.Device{{HostPath: "/usr"}}
+		}, errdefs.ErrInvalidArgument},
+		{"device below a device", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null/x"}}
+		}, errdefs.ErrFailedPrecondition},
+		{"device with a long name", func(in *Input, _ *host.Facts, _ *Options) {
+			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/" + strings.Repeat("x", 300)}}
+		}, errdefs.ErrFailedPrecondition},
 		{"device permissions", func(in *Input, _ *host.Facts, _ *Options) {
 			in.Config.Devices = []*criv1.Device{{HostPath: "/dev/null", Permissions: "rx"}}
 		}, errdefs.ErrInvalidArgument},

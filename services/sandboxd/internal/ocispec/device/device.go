@@ -18,7 +18,12 @@ import (
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-const anyAccess = "rwm"
+const (
+	anyAccess = "rwm"
+	// mostBelow bounds what is looked at in a folder of devices. What has more is none, such as
+	// the root of the node.
+	mostBelow = 10_000
+)
 
 // None denies everything but the nodes that every container has, such as /dev/null, whose
 // rules are the OCI runtime's business.
@@ -35,10 +40,14 @@ type Request struct {
 	// UID and GID own the nodes of Asked; 0 leaves the host's owner. A runtime that binds the
 	// host's nodes, as it does in a user namespace, does not heed them.
 	UID, GID uint32
+	// Follow resolves the links of a path on the node, with a time limit; it must be set if there
+	// are devices in Asked.
+	Follow func(path string) (string, error)
 }
 
 // Set sets device nodes and the rules of the device cgroup.
-// Errors: ErrInvalidArgument, ErrNotFound for a device that is not there.
+// Errors: ErrInvalidArgument, ErrNotFound for a device that is not there, ErrFailedPrecondition for
+// one that cannot be looked at, ErrUnavailable if its file system does not answer.
 func Set(spec *specs.Linux, req Request) error {
 	rules := []specs.LinuxDeviceCgroup{None()}
 	if req.OfHost {
@@ -52,9 +61,9 @@ func Set(spec *specs.Linux, req Request) error {
 		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Access: anyAccess})
 	}
 	for _, asked := range req.Asked {
-		found, err := device(asked)
+		found, err := device(asked, req.Follow)
 		if err != nil {
-			return fmt.Errorf("device %q: %w", asked.GetHostPath(), err)
+			return fmt.Errorf("device %q: %w", asked.GetHostPath(), judged(err))
 		}
 		for _, dev := range found {
 			if req.UID != 0 {
@@ -81,18 +90,26 @@ func accessOf(asked *criv1.Device) string {
 	return asked.GetPermissions()
 }
 
+// judged gives what the node says of a path the kind of an error.
+func judged(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
+	case errors.Is(errdefs.Resolve(err), errdefs.ErrUnknown):
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return err
+}
+
 // device finds the device nodes of a request: one, or all in a folder, nested ones too.
-func device(asked *criv1.Device) ([]specs.LinuxDevice, error) {
+func device(asked *criv1.Device, follow func(string) (string, error)) ([]specs.LinuxDevice, error) {
 	if strings.Trim(asked.GetPermissions(), anyAccess) != "" {
 		return nil, fmt.Errorf("permissions %q: %w", asked.GetPermissions(), errdefs.ErrInvalidArgument)
 	}
 	if !filepath.IsAbs(asked.GetHostPath()) {
 		return nil, fmt.Errorf("the path is not absolute: %w", errdefs.ErrInvalidArgument)
 	}
-	source, err := filepath.EvalSymlinks(asked.GetHostPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errdefs.ErrNotFound
-	}
+	source, err := follow(asked.GetHostPath())
 	if err != nil {
 		return nil, err
 	}
@@ -111,8 +128,17 @@ func device(asked *criv1.Device) ([]specs.LinuxDevice, error) {
 		}
 		return []specs.LinuxDevice{dev}, nil
 	}
+	return devicesIn(source, target)
+}
+
+// devicesIn are the nodes in a folder and in those below.
+func devicesIn(source, target string) ([]specs.LinuxDevice, error) {
 	var out []specs.LinuxDevice
-	err = filepath.WalkDir(source, func(p string, e fs.DirEntry, err error) error {
+	seen := 0
+	err := filepath.WalkDir(source, func(p string, e fs.DirEntry, err error) error {
+		if seen++; seen > mostBelow {
+			return fmt.Errorf("more than %d files, not a folder of devices: %w", mostBelow, errdefs.ErrInvalidArgument)
+		}
 		if err != nil || e.Type()&fs.ModeDevice == 0 {
 			return err
 		}

@@ -147,7 +147,7 @@ func (d *draft) mounts() error {
 // defaultMount is a mount of every container. A source that is not there is the operator's to mend:
 // containers without what they are meant to have are not made.
 func (d *draft) defaultMount(m Default) (specs.Mount, error) {
-	source, err := d.Sources.follow(m.Source, answerTime)
+	source, err := d.Sources.Follow(m.Source)
 	switch {
 	case errdefs.IsUnavailable(err):
 		return specs.Mount{}, fmt.Errorf("mount %q of every container: %w", m.Destination, err)
@@ -315,7 +315,7 @@ func (d *draft) source(m *criv1.Mount) (string, error) {
 	if !filepath.IsAbs(host) {
 		return "", fmt.Errorf("host path %q is not absolute: %w", host, errdefs.ErrInvalidArgument)
 	}
-	followed, err := d.Sources.follow(host, answerTime)
+	followed, err := d.Sources.Follow(host)
 	switch {
 	case err == nil:
 		return followed, nil
