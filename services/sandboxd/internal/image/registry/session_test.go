@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -72,6 +74,7 @@ type tokenAuth struct {
 	*httptest.Server
 	check     func(r *http.Request) bool // of token requests
 	uses      int64                      // requests per token; 0 means any number
+	life      int64                      // seconds that it says a token lives
 	challenge func(realm string) string
 
 	issued  atomic.Int64
@@ -82,7 +85,7 @@ type tokenAuth struct {
 
 func newTokenAuth(t *testing.T, check func(r *http.Request) bool) *tokenAuth {
 	t.Helper()
-	a := &tokenAuth{check: check}
+	a := &tokenAuth{check: check, life: 300}
 	a.challenge = func(realm string) string {
 		return `Bearer realm="` + realm + `",service="reg",scope="repository:app:pull"`
 	}
@@ -95,7 +98,7 @@ func newTokenAuth(t *testing.T, check func(r *http.Request) bool) *tokenAuth {
 		a.current = fmt.Sprint("token", a.issued.Add(1))
 		a.left = a.uses
 		a.mu.Unlock()
-		fmt.Fprintf(w, `{"token":%q,"access_token":%q,"expires_in":300}`, a.current, a.current)
+		fmt.Fprintf(w, `{"token":%q,"access_token":%q,"expires_in":%d}`, a.current, a.current, a.life)
 	}))
 	t.Cleanup(a.Close)
 	return a
@@ -178,6 +181,17 @@ func TestBearerTokens(t *testing.T) {
 			return a
 		}, tokens: 1},
 		"token never good": {auth: func(t *testing.T) *tokenAuth { t.Helper(); a := newTokenAuth(t, anyone); a.uses = -1; return a }, want: errdefs.ErrUnauthenticated, tokens: 3},
+		"large answer": {auth: answering(func(w io.Writer) {
+			_, _ = io.WriteString(w, `{"token":"`)
+			_, _ = io.WriteString(w, strings.Repeat("a", 8<<20)+`"}`)
+		}), want: errdefs.ErrUnavailable},
+		"answer that is no token": {auth: answering(func(w io.Writer) { _, _ = io.WriteString(w, `[]`) }), want: errdefs.ErrUnavailable},
+		"token that lives for ever": {auth: func(t *testing.T) *tokenAuth {
+			t.Helper()
+			a := newTokenAuth(t, anyone)
+			a.life = math.MaxInt64
+			return a
+		}, tokens: 1},
 		"malformed only": {auth: func(t *testing.T) *tokenAuth {
 			t.Helper()
 			a := newTokenAuth(t, anyone)
@@ -209,6 +223,16 @@ func TestBearerTokens(t *testing.T) {
 				t.Errorf("%d requests", seen)
 			}
 		})
+	}
+}
+
+// answering makes a token service that answers in its own way.
+func answering(write func(io.Writer)) func(t *testing.T) *tokenAuth {
+	return func(t *testing.T) *tokenAuth {
+		t.Helper()
+		a := newTokenAuth(t, nil)
+		a.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { write(w) })
+		return a
 	}
 }
 
@@ -405,8 +429,9 @@ func TestResume(t *testing.T) {
 func TestRetryAfter(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for value, want := range map[string]time.Duration{
-		"7":  7 * time.Second,
-		"-1": 0,
+		"7":          7 * time.Second,
+		"-1":         0,
+		"9223372037": 9223372036 * time.Second, // the most that a time can be
 		now.Add(3 * time.Second).UTC().Format(http.TimeFormat): 3 * time.Second,
 	} {
 		if got, ok := retryAfter(http.Header{"Retry-After": {value}}, now); !ok || got != want {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -204,7 +205,7 @@ func retryAfter(h http.Header, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	if n, err := strconv.Atoi(v); err == nil {
-		return time.Duration(max(n, 0)) * time.Second, true
+		return time.Duration(min(max(n, 0), math.MaxInt64/int(time.Second))) * time.Second, true
 	}
 	if at, err := http.ParseTime(v); err == nil {
 		return max(at.Sub(now), 0), true

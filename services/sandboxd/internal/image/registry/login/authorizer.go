@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -22,6 +23,11 @@ const (
 	maxRejected = 2
 	// tokenMargin is how long before its end a token is no longer used.
 	tokenMargin = time.Second
+	// maxToken bounds the answer of a token service, and tokenTime the wait for all of it.
+	maxToken  = 1 << 20
+	tokenTime = 2 * time.Minute
+	// maxLife bounds how long a token is used without a new one, whatever its service says.
+	maxLife = 24 * time.Hour
 )
 
 // Authorizer proves to one registry host who is asking. It implements docker.Authorizer and is
@@ -59,6 +65,7 @@ func (t *token) usable() bool {
 // NewAuthorizer returns what proves to the host, by its client, who is asking: whoever has the credentials.
 func NewAuthorizer(host docker.RegistryHost, creds Credentials) *Authorizer {
 	client := *host.Client
+	client.Transport = brief{client.Transport}
 	client.CheckRedirect = func(req *http.Request, via []*http.Request) error {
 		// A redirect would carry the secret along.
 		if req.URL.Host != via[0].URL.Host || len(via) > 5 {
@@ -199,14 +206,56 @@ func (a *Authorizer) fetchToken(ctx context.Context, c challenge, scopes []strin
 		Realm: realm.String(), Service: c.params["service"], Scopes: scopes,
 		Username: a.creds.Username, Secret: a.creds.Secret,
 	}
+	ctx, cancel := context.WithTimeout(ctx, tokenTime)
+	defer cancel()
 	value, life, err := a.requestToken(ctx, opts)
 	if err != nil {
-		return "", time.Time{}, fmt.Errorf("token from %s: %w", realm.Host, err)
+		return "", time.Time{}, fmt.Errorf("token from %s: %w", realm.Host, senseless(err))
 	}
 	if life <= 0 {
 		return value, time.Time{}, nil
 	}
-	return value, time.Now().Add(time.Duration(life) * time.Second), nil
+	return value, time.Now().Add(time.Duration(min(life, int(maxLife/time.Second))) * time.Second), nil
+}
+
+// senseless gives an answer that is no token the kind of a service that is out of order.
+func senseless(err error) error {
+	if _, status := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); status || !errors.Is(errdefs.Resolve(err), errdefs.ErrUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+}
+
+// brief is a transport whose answers have few bytes: who reads a token reads it into memory.
+type brief struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (b brief) RoundTrip(req *http.Request) (*http.Response, error) {
+	next := b.RoundTripper
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	resp, err := next.RoundTrip(req)
+	if err == nil {
+		resp.Body = &briefBody{resp.Body, maxToken}
+	}
+	return resp, err
+}
+
+// briefBody fails when it has more bytes than are left.
+type briefBody struct {
+	io.ReadCloser
+
+	left int64
+}
+
+// Read implements io.Reader.
+func (b *briefBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the answer has more than %d bytes: %w", maxToken, errdefs.ErrUnavailable)
+	}
+	return n, err
 }
 
 // requestToken asks in the way that most services know, then in the other one.
