@@ -21,8 +21,11 @@ import (
 const (
 	// maxDocument bounds manifests and indexes.
 	maxDocument = 4 << 20
-	// maxConfig bounds image configurations, which are kept in memory.
-	maxConfig = 32 << 20
+	// maxConfig bounds image configurations, which are kept in memory, and shown in answers that
+	// kubelet reads up to 16 MiB of.
+	maxConfig = 8 << 20
+	// maxUser bounds the user that an image names, which is shown in each list of images.
+	maxUser = 4 << 10
 	// MaxDepth bounds indexes within indexes.
 	MaxDepth = 4
 	// nodeLabels begins the names of the labels by which the node's storage goes; those with
@@ -306,6 +309,9 @@ func ParseConfig(desc ocispec.Descriptor, data []byte) (ocispec.Image, error) {
 	}
 	if t := img.RootFS.Type; t != "" && t != "layers" {
 		return img, fmt.Errorf("image configuration %s: root file system of type %q: %w", desc.Digest, t, errdefs.ErrInvalidArgument)
+	}
+	if n := len(img.Config.User); n > maxUser {
+		return img, fmt.Errorf("image configuration %s: user of %d bytes, at most %d are accepted: %w", desc.Digest, n, maxUser, errdefs.ErrInvalidArgument)
 	}
 	for _, d := range img.RootFS.DiffIDs {
 		if err := d.Validate(); err != nil {

@@ -85,6 +85,7 @@ func TestParseConfig(t *testing.T) {
 		`{"rootfs":{"diff_ids":["` + zeros + `"]}}`: nil,
 		`{"rootfs":{"diff_ids":["../../x"]}}`:       errdefs.ErrInvalidArgument,
 		`[]`:                                        errdefs.ErrInvalidArgument,
+		`{"config":{"User":"` + strings.Repeat("u", 4097) + `"}}`: errdefs.ErrInvalidArgument,
 	} {
 		desc := ocispec.Descriptor{Digest: digest.FromString(data), Size: int64(len(data))}
 		if _, err := ParseConfig(desc, []byte(data)); !errors.Is(err, want) {

@@ -199,6 +199,7 @@ func classified(err error) error {
 // module is built on.
 type editor struct {
 	spec *specs.Spec
+	env  *process.Environment // of the process, once it has been changed
 }
 
 var _ generate.UnderlyingGenerator = (*editor)(nil)
@@ -280,10 +281,14 @@ func (e *editor) AddPostStopHook(h specs.Hook) {
 }
 
 func (e *editor) AddProcessEnv(name, value string) {
-	e.spec.Process.Env = process.SetEnv(e.spec.Process.Env, name+"="+value)
+	if e.env == nil {
+		e.env = process.NewEnvironment(e.spec.Process.Env)
+	}
+	e.env.Set(name + "=" + value)
+	e.spec.Process.Env = e.env.List()
 }
 
-func (e *editor) ClearProcessEnv() { e.spec.Process.Env = nil }
+func (e *editor) ClearProcessEnv() { e.env, e.spec.Process.Env = nil, nil }
 
 func (e *editor) SetProcessArgs(args []string) { e.spec.Process.Args = slices.Clone(args) }
 

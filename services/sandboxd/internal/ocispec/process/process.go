@@ -72,6 +72,9 @@ func command(config *criv1.ContainerConfig, entrypoint, cmd []string) ([]string,
 		}
 	}
 	all := slices.Concat(run, args)
+	if i := slices.IndexFunc(all, func(arg string) bool { return strings.Contains(arg, "\x00") }); i >= 0 {
+		return nil, fmt.Errorf("command: argument %q has a NUL byte: %w", all[i], errdefs.ErrInvalidArgument)
+	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("no command: neither the container nor its image names one: %w", errdefs.ErrInvalidArgument)
 	}
@@ -92,6 +95,9 @@ func workingDir(asked, image string) (string, error) {
 	}
 	if !path.IsAbs(dir) {
 		return "", fmt.Errorf("working directory %q is not absolute: %w", dir, errdefs.ErrInvalidArgument)
+	}
+	if strings.Contains(dir, "\x00") {
+		return "", fmt.Errorf("working directory %q has a NUL byte: %w", dir, errdefs.ErrInvalidArgument)
 	}
 	if len(dir) >= unix.PathMax {
 		return "", fmt.Errorf("working directory of %d bytes, at most %d are possible: %w", len(dir), unix.PathMax-1, errdefs.ErrInvalidArgument)
@@ -116,35 +122,59 @@ func throughDescriptor(dir string) bool {
 // environment puts the defaults, the node's, the base specification's, the image's and the request's
 // variables together; a later one replaces an earlier one in its place.
 func environment(base []string, req Request) ([]string, error) {
-	env := []string{DefaultPath, "HOSTNAME=" + req.Hostname}
+	env := NewEnvironment([]string{DefaultPath, "HOSTNAME=" + req.Hostname})
 	if req.Config.GetTty() {
-		env = SetEnv(env, "TERM=xterm")
+		env.Set("TERM=xterm")
 	}
 	for _, kv := range slices.Concat(req.Env, base, req.Image.Env) {
-		env = SetEnv(env, kv)
+		env.Set(kv)
 	}
 	for _, kv := range req.Config.GetEnvs() {
-		if kv.GetKey() == "" || strings.ContainsAny(kv.GetKey(), "=\x00") || strings.Contains(string(kv.GetValue()), "\x00") {
-			return nil, fmt.Errorf("environment variable %q: bad name or value: %w", kv.GetKey(), errdefs.ErrInvalidArgument)
+		if kv.GetKey() == "" || strings.Contains(kv.GetKey(), "=") {
+			return nil, fmt.Errorf("environment variable %q: bad name: %w", kv.GetKey(), errdefs.ErrInvalidArgument)
 		}
-		env = SetEnv(env, kv.GetKey()+"="+string(kv.GetValue()))
+		env.Set(kv.GetKey() + "=" + string(kv.GetValue()))
 	}
-	return env, nil
+	for _, kv := range env.List() {
+		if name, _, _ := strings.Cut(kv, "="); strings.Contains(kv, "\x00") {
+			return nil, fmt.Errorf("environment variable %q: bad name or value, with a NUL byte: %w", name, errdefs.ErrInvalidArgument)
+		}
+	}
+	return env.List(), nil
 }
 
-// SetEnv adds or replaces a variable. What has no "=" is no variable.
-func SetEnv(env []string, kv string) []string {
+// Environment is a list of variables, each with one value. However many there are, each is found at once.
+type Environment struct {
+	list []string
+	at   map[string]int // by name
+}
+
+// NewEnvironment returns one with these variables, NAME=value, to begin with; it takes the list over.
+func NewEnvironment(list []string) *Environment {
+	e := &Environment{list: list, at: make(map[string]int, len(list))}
+	for i, kv := range slices.Backward(list) {
+		name, _, _ := strings.Cut(kv, "=")
+		e.at[name] = i // the first of several
+	}
+	return e
+}
+
+// Set adds or replaces a variable. What has no "=", or no name, is no variable.
+func (e *Environment) Set(kv string) {
 	name, _, ok := strings.Cut(kv, "=")
 	if !ok || name == "" {
-		return env
+		return
 	}
-	i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") })
-	if i < 0 {
-		return append(env, kv)
+	if i, known := e.at[name]; known {
+		e.list[i] = kv
+		return
 	}
-	env[i] = kv
-	return env
+	e.at[name] = len(e.list)
+	e.list = append(e.list, kv)
 }
+
+// List returns the variables in order.
+func (e *Environment) List() []string { return e.list }
 
 // SetRlimit adds or replaces a limit.
 func SetRlimit(p *specs.Process, name string, l host.Rlimit) {

@@ -1,11 +1,17 @@
 package process
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/services/internal/testkit"
 )
 
 func TestCommand(t *testing.T) {
@@ -61,5 +67,34 @@ func TestExecOnFirstProcessor(t *testing.T) {
 	}
 	if Exec(&specs.Spec{Process: &specs.Process{}}, []string{"sh"}, false, OnFirst).ExecCPUAffinity != nil {
 		t.Error("an affinity without a set of processors")
+	}
+}
+
+// Variables replace earlier ones of their name, whoever they come from, and what cannot be one is
+// refused; a great many are put together in no time that anybody would notice.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	req := Request{Hostname: "h", Env: []string{"A=node", "NONE", "=x", ""}, Config: &criv1.ContainerConfig{Tty: true, Envs: []*criv1.KeyValue{{Key: "A", Value: []byte("=pod")}}}}
+	req.Image.Env = []string{"PATH=", "A=image", "B=image"}
+	got, err := environment([]string{"B=base"}, req)
+	if want := []string{"PATH=", "HOSTNAME=h", "TERM=xterm", "A==pod", "B=image"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	for i := range 300_000 {
+		req.Image.Env = append(req.Image.Env, fmt.Sprintf("VARIABLE%d=%d", i, i))
+	}
+	begun := time.Now()
+	if got, err := environment(nil, req); err != nil || len(got) != 300_005 || time.Since(begun) > testkit.Patience {
+		t.Errorf("%d variables in %s, %v", len(got), time.Since(begun), err)
+	}
+	req.Image.Env = []string{"A=b", "C=\x00"}
+	if _, err := environment(nil, req); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `"C"`) {
+		t.Errorf("NUL in an image's variable: %v", err)
+	}
+	if _, err := workingDir("", "/a\x00"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("NUL in an image's working directory: %v", err)
+	}
+	if _, err := command(&criv1.ContainerConfig{}, []string{"sh", "\x00"}, nil); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("NUL in an image's command: %v", err)
 	}
 }
