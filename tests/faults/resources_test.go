@@ -346,6 +346,9 @@ func TestVeryLargeSpecifications(t *testing.T) {
 		if out, code, err := s.exec(id, "echo", strings.Repeat("x", 100_000)); err != nil || code != 0 || len(out) != 100_001 {
 			t.Errorf("%s: command in it: %d bytes, code %d, %v", name, len(out), code, err)
 		}
+		if _, _, err := s.exec(id, "echo", strings.Repeat("x", 200_000)); !oneOf(err, codes.FailedPrecondition) || !strings.Contains(fmt.Sprint(err), "cmd: argument") {
+			t.Errorf("%s: command that is too long: %v", name, err)
+		}
 	}
 	// Sizes about the limits of those who pass messages on. What is listed has a limit of its own.
 	for _, tt := range []struct {

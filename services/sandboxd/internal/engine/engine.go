@@ -76,7 +76,7 @@ type Engine struct {
 func New(ctx context.Context, cfg Config, p Ports, log *slog.Logger, tracer trace.Tracer) *Engine {
 	e := &Engine{cfg: cfg, p: p, log: log, table: table.New(p.Store), work: work.New(ctx, log)}
 	e.Views = view.New(view.Parts{Table: e.table, Specs: p.Specs, Controller: p.Controller})
-	e.Exec = exec.New(exec.Parts{Table: e.table, Work: e.work, Tasks: p.Tasks, IO: p.IO, Specs: p.Specs, Log: log})
+	e.Exec = exec.New(exec.Parts{Table: e.table, Work: e.work, Tasks: p.Tasks, IO: p.IO, Specs: p.Specs, Programs: p.Programs, Log: log})
 	e.Tasks = task.New(task.Parts{
 		Table: e.table, Work: e.work, Tasks: p.Tasks, IO: p.IO, Rootfs: p.Rootfs, Programs: p.Programs, Cgroups: p.Cgroups,
 		BootID: cfg.BootID, ContainerDir: cfg.ContainerDir, Ended: cfg.Ended, Log: log, Tracer: tracer,

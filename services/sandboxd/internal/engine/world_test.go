@@ -648,6 +648,8 @@ func (p programs) Check(string, uint32, *specs.Process) error {
 	return p.w.do("programs.check", func() {})
 }
 
+func (p programs) CheckExec(string, uint32, *specs.Process) error { return nil }
+
 func (p programs) Heeds(uint32, syscall.Signal) bool {
 	return p.w.do("programs.heeds", func() {}) == nil
 }

@@ -58,15 +58,27 @@ func (Programs) Check(containerID string, pid uint32, process *specs.Process) er
 	return nil
 }
 
+// CheckExec says why a command cannot be run in a container whose first process is pid: if no
+// limits of its own would let the kernel take its arguments. OCI runtimes find out when they are the
+// command already, which then has ended with a code as of its own.
+func (Programs) CheckExec(containerID string, pid uint32, process *specs.Process) error {
+	if !isOf(pid, containerID) {
+		return nil
+	}
+	return fits(process, mostSpace)
+}
+
+// What the kernel takes for arguments and environment, whatever the limits of a process are.
+const leastSpace, mostSpace = 128 << 10, 6 << 20
+
 // argumentSpace is how many bytes of arguments and environment the kernel takes for a process:
 // a quarter of its stack, but no less than 128 KiB and no more than 6 MiB; see execve(2).
 func argumentSpace(pid uint32) uint64 {
-	const least, most = 128 << 10, 6 << 20
 	var stack unix.Rlimit
 	if unix.Prlimit(int(pid), unix.RLIMIT_STACK, nil, &stack) != nil {
-		return most
+		return mostSpace
 	}
-	return min(max(stack.Cur/4, least), most)
+	return min(max(stack.Cur/4, leastSpace), mostSpace)
 }
 
 // fits refuses a command line and an environment that the kernel would not take.

@@ -141,3 +141,25 @@ func TestArgumentsFitAsTheKernelSays(t *testing.T) {
 		}
 	}
 }
+
+// A command with more than the kernel takes of anybody is refused; what lives in another kernel is
+// not judged.
+func TestCheckExec(t *testing.T) {
+	t.Parallel()
+	long := &specs.Process{Args: []string{"echo", strings.Repeat("x", 200_000)}}
+	pid := uint32(os.Getpid())
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := strings.TrimSpace(string(groups)) // is found in itself, as an id is in the group of its container
+	if err := (Programs{}).CheckExec(own, pid, long); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a long argument: %v", err)
+	}
+	if err := (Programs{}).CheckExec(own, pid, &specs.Process{Args: []string{"echo", "x"}}); err != nil {
+		t.Errorf("a short one: %v", err)
+	}
+	if err := (Programs{}).CheckExec("elsewhere", pid, long); err != nil {
+		t.Errorf("of another kernel: %v", err)
+	}
+}

@@ -55,6 +55,10 @@ func (r *Runner) Run(ctx context.Context, id string, req Request) (int32, error)
 	if err != nil {
 		return 0, err
 	}
+	process := r.p.Specs.Exec(spec, req.Cmd, req.TTY, c.Sandbox.Handler)
+	if err := r.p.Programs.CheckExec(c.ID, c.Record().GetPid(), &process); err != nil {
+		return 0, fmt.Errorf("exec in container %q: cmd: %w", id, err)
+	}
 	execID := table.NewID()
 	io, err := r.p.IO.OpenExec(ctx, c.ID, execID, req.TTY, req.Streams)
 	if err != nil {
@@ -66,7 +70,7 @@ func (r *Runner) Run(ctx context.Context, id string, req Request) (int32, error)
 			r.p.Log.WarnContext(ctx, "streams of an exec remain", slog.String("container_id", id), slog.Any("error", err))
 		}
 	}()
-	err = r.p.Tasks.Exec(ctx, c.Sandbox.ID, c.ID, port.ExecSpec{ID: execID, Process: r.p.Specs.Exec(spec, req.Cmd, req.TTY, c.Sandbox.Handler), Stdio: io.Stdio()})
+	err = r.p.Tasks.Exec(ctx, c.Sandbox.ID, c.ID, port.ExecSpec{ID: execID, Process: process, Stdio: io.Stdio()})
 	if err != nil {
 		return 0, fmt.Errorf("exec in container %q: %w", id, r.unlessEnded(ctx, c, err))
 	}

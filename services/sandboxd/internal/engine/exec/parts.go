@@ -15,12 +15,13 @@ import (
 
 // Parts are what a Runner works with. All must be set.
 type Parts struct {
-	Table *table.Table
-	Work  *work.Group
-	Tasks port.Tasks
-	IO    port.IO
-	Specs port.Specs
-	Log   *slog.Logger
+	Table    *table.Table
+	Work     *work.Group
+	Tasks    port.Tasks
+	IO       port.IO
+	Specs    port.Specs
+	Programs port.Programs
+	Log      *slog.Logger
 }
 
 // Runner runs and connects. Its methods are safe for concurrent use.

@@ -355,6 +355,9 @@ type Programs interface {
 	// be run, as far as that is certain: an OCI runtime finds out when it cannot tell any
 	// more. Errors: ErrFailedPrecondition naming the file.
 	Check(containerID string, pid uint32, process *specs.Process) error
+	// CheckExec says why a command cannot be run in a container whose first process is pid, as far
+	// as that is certain. Errors: ErrFailedPrecondition.
+	CheckExec(containerID string, pid uint32, process *specs.Process) error
 	// Heeds says whether a signal would do anything to a process, which without a handler
 	// it does not to the first one of a process namespace. What cannot be judged heeds.
 	Heeds(pid uint32, sig syscall.Signal) bool
