@@ -149,6 +149,15 @@ $(BIN)/critest: tests/critest/go.mod tests/critest/go.sum
 	cd tests/critest && GOWORK=off CGO_ENABLED=0 go test -c -trimpath -o $@ sigs.k8s.io/cri-tools/cmd/critest
 	@touch $@
 
+# Kubernetes takes its parts from its own tree, which its module has not: .tools/kubelet/go.mod names their
+# releases instead. It is much to compile, which is done beside other work.
+$(BIN)/kubelet: .tools/kubelet/go.mod .tools/kubelet/go.sum
+	cd .tools/kubelet && version=$$(GOWORK=off go list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+	GOWORK=off CGO_ENABLED=0 nice -n 19 go build -p 1 -trimpath -o $@ -ldflags "-s -w \
+		-X k8s.io/component-base/version.gitVersion=$$version -X k8s.io/client-go/pkg/version.gitVersion=$$version" \
+		k8s.io/kubernetes/cmd/kubelet
+	@touch $@
+
 .PHONY: tools
 tools: $(BIN)/buf $(BIN)/golangci-lint $(BIN)/gotestsum ## Build the developer's tools at the versions of .tools/go.mod
 
@@ -195,6 +204,12 @@ test-run: system build parts ## Run `make run` in namespaces of its own, end it 
 .PHONY: test-compose
 test-compose: system build parts ## Start the docker-compose stack on a private Docker engine, run a pod, take it down (root)
 	@deploy/docker/test.sh $(IMAGE_TAG)
+
+.PHONY: test-kubelet
+test-kubelet: system build parts $(BIN)/kubelet ## Run a real kubelet with static pods on the four processes; TEST_FLAGS='-run TestX' (root)
+	@[[ $$(id -u) == 0 ]] || { echo "kubelet starts containers: run this as root" >&2; exit 1; }
+	@deploy/run/install.sh --test
+	$(GO_TEST) -tags kubelet -vet=off -count=1 -timeout 60m -v $(TEST_FLAGS) ./tests/kubelet/
 
 .PHONY: conformance
 conformance: system build parts $(BIN)/critest ## Run critest against the four processes with each shim, HANDLER=crisp or runc with one (root)
