@@ -40,6 +40,9 @@ TEST_FLAGS   ?=
 # Of one package, and how many packages run side by side: they wait more than they work.
 E2E_TIMEOUT  ?= 40m
 E2E_PARALLEL ?= 1
+comma        := ,
+# Specs that the test in the virtual machine runs; empty: all.
+FOCUS        ?=
 # Runtime handlers of the conformance tests, the default one first.
 HANDLER      ?= crisp,runc
 FUZZTIME     ?= 20s
@@ -210,6 +213,11 @@ test-kubelet: system build parts $(BIN)/kubelet ## Run a real kubelet with stati
 	@[[ $$(id -u) == 0 ]] || { echo "kubelet starts containers: run this as root" >&2; exit 1; }
 	@deploy/run/install.sh --test
 	$(GO_TEST) -tags kubelet -vet=off -count=1 -timeout 60m -v $(TEST_FLAGS) ./tests/kubelet/
+
+.PHONY: test-vm
+test-vm: system build parts $(BIN)/critest ## Install Crisp in a Debian virtual machine with systemd, cgroup v2 and AppArmor, run critest there (root)
+	@deploy/run/install.sh --vm
+	@deploy/vm/test.sh $(firstword $(subst $(comma), ,$(HANDLER))) '$(FOCUS)'
 
 .PHONY: conformance
 conformance: system build parts $(BIN)/critest ## Run critest against the four processes with each shim, HANDLER=crisp or runc with one (root)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs from the distribution (Debian 12) what building and running Crisp need.
 # Does nothing, and needs neither root nor a network, when all of it is there. With --test also what
-# the end-to-end tests need, with --docker what the test of docker-compose.yaml needs.
+# the end-to-end tests need, with --docker what the test of docker-compose.yaml needs, with --vm what the
+# test in a virtual machine needs.
 set -euo pipefail
 
 # A program or file that shows that a package is there, and the package.
@@ -22,6 +23,7 @@ needs=(
 case ${1:-} in
 --test) needs+=("cmd:strace strace" "cmd:mkfs.erofs erofs-utils") ;;
 --docker) needs+=("cmd:dockerd docker.io" "cmd:docker-compose docker-compose") ;;
+--vm) needs+=("cmd:debootstrap debootstrap" "cmd:qemu-system-x86_64 qemu-system-x86" "cmd:mke2fs e2fsprogs") ;;
 esac
 
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
