@@ -23,7 +23,7 @@ import (
 )
 
 // What kubelet's server does with containers for kubectl works through it.
-func TestServer(t *testing.T) {
+func TestServer(t *testing.T) { //nolint:tparallel // Nodes take turns, since a kubelet has ports.
 	n := start(t, options{expected: []string{"need criu"}})
 	must(t, n.write(talkative()))
 	t.Cleanup(func() { n.story(t).remove("server") })

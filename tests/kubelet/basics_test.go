@@ -14,7 +14,7 @@ import (
 )
 
 // What a pod may ask for is there, as kubelet and the programs inside of it see it.
-func TestPods(t *testing.T) {
+func TestPods(t *testing.T) { //nolint:tparallel // Nodes take turns, since a kubelet has ports.
 	n := start(t, options{})
 	n.stories(t, map[string]func(*story){
 		"plain": plain, "order": order, "shared": sharedProcesses, "hostnet": hostNetwork, "security": security,

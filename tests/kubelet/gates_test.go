@@ -16,7 +16,7 @@ import (
 )
 
 // With the feature gates that change what kubelet asks of the runtime pods run and end as they should.
-func TestFeatureGates(t *testing.T) {
+func TestFeatureGates(t *testing.T) { //nolint:tparallel // Nodes take turns, since a kubelet has ports.
 	n := start(t, options{gates: map[string]bool{
 		"EventedPLEG": true, "CRIListStreaming": true, "ContainerStopSignals": true, "VolumeBindMountOptions": true,
 		"ImageVolumeWithDigest": true, "RuntimeClassInImageCriApi": true, "InPlacePodVerticalScalingExclusiveCPUs": true,

@@ -88,7 +88,13 @@ var furnish = sync.OnceValue(func() error {
 // eventually polls until check succeeds.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	within(t, patience, what, check)
+}
+
+// within polls until check succeeds, so long.
+func within(t *testing.T, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
 	for {
 		err := check()
 		if err == nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // Probes and hooks reach the container, and what they decide is done.
-func TestProbesAndHooks(t *testing.T) {
+func TestProbesAndHooks(t *testing.T) { //nolint:tparallel // Nodes take turns, since a kubelet has ports.
 	n := start(t, options{expected: []string{"PostStartHook", "PreStopHook"}})
 	n.stories(t, map[string]func(*story){
 		"readiness": readiness, "liveness": liveness, "startup": startup, "hooks": hooks, "hook-fails": hookFails, "web-hook": webHook,

@@ -12,7 +12,7 @@ import (
 )
 
 // How containers end, and why others do not start, is told in kubelet's words.
-func TestReasons(t *testing.T) {
+func TestReasons(t *testing.T) { //nolint:tparallel // Nodes take turns, since a kubelet has ports.
 	n := start(t, options{expected: []string{
 		"no-such-image", "NO-Image", "/no/such/program", "config.working_dir",
 	}})
