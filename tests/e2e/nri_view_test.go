@@ -5,6 +5,9 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 
@@ -22,6 +25,7 @@ type viewer struct {
 	pods       map[string]*nri.PodSandbox
 	containers map[string]*nri.Container
 	resources  *nri.LinuxResources // of a pod, as they are to be
+	group      string              // cgroups of the process that waits for its start
 	refuse     error               // what updates of pods are answered with
 }
 
@@ -62,6 +66,34 @@ func (v *viewer) pod(t *testing.T, event string) *nri.PodSandbox {
 func (v *viewer) RunPodSandbox(_ context.Context, pod *nri.PodSandbox) error {
 	v.keep("RunPodSandbox", pod, nil)
 	return nil
+}
+
+func (v *viewer) RemovePodSandbox(_ context.Context, pod *nri.PodSandbox) error {
+	v.keep("RemovePodSandbox", pod, nil)
+	return nil
+}
+
+func (v *viewer) CreateContainer(_ context.Context, pod *nri.PodSandbox, c *nri.Container) (*nri.ContainerAdjustment, []*nri.ContainerUpdate, error) {
+	v.keep("CreateContainer", pod, c)
+	return nil, nil, nil
+}
+
+// StartContainer looks at the process of the container while it waits.
+func (v *viewer) StartContainer(_ context.Context, pod *nri.PodSandbox, c *nri.Container) error {
+	v.keep("StartContainer", pod, c)
+	group, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.GetPid()))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.group = string(group)
+	if c.GetName() == "refused" {
+		return errors.New("not this one")
+	}
+	return nil
+}
+
+func (v *viewer) StopContainer(_ context.Context, pod *nri.PodSandbox, c *nri.Container) ([]*nri.ContainerUpdate, error) {
+	v.keep("StopContainer", pod, c)
+	return nil, nil
 }
 
 func (v *viewer) UpdatePodSandbox(_ context.Context, pod *nri.PodSandbox, _, resources *nri.LinuxResources) error {
@@ -113,5 +145,86 @@ func TestPluginsAreToldOfPodUpdates(t *testing.T) {
 	must(t, update(600, 128<<20))
 	if before := v.pod(t, "UpdatePodSandbox"); shares(before.GetLinux().GetPodResources()) != 400 {
 		t.Errorf("what was refused is in force: %v", before.GetLinux())
+	}
+}
+
+// Plugins see pods and containers as they see them with other runtimes: a container that starts
+// has a process already, which waits in its cgroup; what is gone is not shown.
+func TestWhatPluginsSee(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	s.pull(busybox)
+	v := &viewer{}
+	v.connect(t, s)
+	pod, config := s.pod("seen")
+	c := containerConfig("main", "sleep 1000")
+	c.Image.UserSpecifiedImage = "busybox"
+	id := s.container(pod, config, c)
+
+	shown := v.pod(t, "StartContainer")
+	for key, want := range map[string]string{
+		"crisp.test/pod": "seen", "io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": pod,
+		"io.kubernetes.cri.sandbox-name": "seen", "io.kubernetes.cri.sandbox-namespace": "e2e", "io.kubernetes.cri.sandbox-uid": "seen-uid",
+	} {
+		if got := shown.GetAnnotations()[key]; got != want {
+			t.Errorf("annotation %s of the pod is %q, want %q", key, got, want)
+		}
+	}
+	network := func(p *nri.PodSandbox) string {
+		for _, n := range p.GetLinux().GetNamespaces() {
+			if n.GetType() == "network" {
+				return n.GetPath()
+			}
+		}
+		return ""
+	}
+	if _, err := os.Stat(network(shown)); err != nil {
+		t.Errorf("network of the pod: %v", err)
+	}
+	made, starting := v.containers["CreateContainer"], v.containers["StartContainer"]
+	if made.GetCreatedAt() != 0 || made.GetPid() != 0 || made.GetImage().GetName() != busybox || made.GetAnnotations()["io.kubernetes.cri.image-name"] != "busybox" {
+		t.Errorf("before its creation: created at %d, process %d, image %v, annotations %v",
+			made.GetCreatedAt(), made.GetPid(), made.GetImage(), made.GetAnnotations())
+	}
+	if starting.GetState() != nri.ContainerState_CONTAINER_CREATED || starting.GetPid() == 0 || !strings.Contains(v.group, id) {
+		t.Errorf("when it starts: %s, process %d in %q", starting.GetState(), starting.GetPid(), v.group)
+	}
+
+	refused, err := s.tryContainer(pod, config, "refused")
+	must(t, err)
+	_, err = s.CRI.StartContainer(t.Context(), &criv1.StartContainerRequest{ContainerId: refused})
+	if err == nil || !strings.Contains(err.Error(), "10-viewer") || !strings.Contains(err.Error(), "not this one") {
+		t.Errorf("refused start: %v", err)
+	}
+	if st := s.status(refused); st.GetState() != criv1.ContainerState_CONTAINER_EXITED || st.GetExitCode() != 128 || !strings.Contains(st.GetMessage(), "not this one") {
+		t.Errorf("after it: %v", st)
+	}
+	if told := v.containers["StopContainer"]; told.GetId() != refused {
+		t.Errorf("the plugin was told of the end of %q", told.GetName())
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", v.containers["StartContainer"].GetPid())); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its process is left: %v", err)
+	}
+
+	_, err = s.CRI.RemovePodSandbox(t.Context(), &criv1.RemovePodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+	if path := network(v.pod(t, "RemovePodSandbox")); path != "" {
+		t.Errorf("a removed pod has the network %s", path)
+	}
+}
+
+// A pod whose containers share a process namespace has a process, which is in a cgroup.
+func TestCgroupOfAPodsOwnProcess(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	v := &viewer{}
+	v.connect(t, s)
+	config := s.podConfig("shared")
+	config.Linux.SecurityContext.NamespaceOptions = &criv1.NamespaceOption{Pid: criv1.NamespaceMode_POD}
+	_, err := s.CRI.RunPodSandbox(t.Context(), &criv1.RunPodSandboxRequest{Config: config})
+	must(t, err)
+	pod := v.pod(t, "RunPodSandbox")
+	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pod.GetPid()))
+	must(t, err)
+	if path := pod.GetLinux().GetCgroupsPath(); path == "" || !strings.Contains(string(group), path) {
+		t.Errorf("process %d is in %s, the pod is shown in %q", pod.GetPid(), group, path)
 	}
 }

@@ -111,13 +111,8 @@ func (s *Sequences) startContainer(ctx context.Context, id string) error {
 		return fmt.Errorf("container %s: plugins: %w", id, err)
 	}
 	if wants {
-		before, err := s.describe(ctx, id)
-		if err != nil {
+		if err := s.askStart(ctx, id); err != nil {
 			return err
-		}
-		err = s.hub.Notify(ctx, nri.Event_START_CONTAINER, before.GetPod(), before.GetContainer())
-		if err != nil {
-			return fmt.Errorf("container %s: plugins: %w", id, err)
 		}
 	}
 	started, err := s.containers.StartContainer(ctx, &containerv1.StartContainerRequest{ContainerId: id})
@@ -127,6 +122,32 @@ func (s *Sequences) startContainer(ctx context.Context, id string) error {
 	}
 	s.tell(ctx, nri.Event_POST_START_CONTAINER, started.GetPod(), started.GetContainer())
 	return nil
+}
+
+// askStart tells the plugins that a container starts: its process is there, in its cgroup and
+// namespaces, and waits. A refusal is a start that fails.
+func (s *Sequences) askStart(ctx context.Context, id string) error {
+	made, err := s.containers.CreateTask(ctx, &containerv1.CreateTaskRequest{ContainerId: id})
+	if err != nil {
+		s.tellNotStarted(ctx, id)
+		return fmt.Errorf("start container %s: %w", id, err)
+	}
+	err = s.hub.Notify(ctx, nri.Event_START_CONTAINER, made.GetPod(), made.GetContainer())
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("container %s: plugins: %w", id, err)
+	if errdefs.IsUnavailable(err) || ctx.Err() != nil {
+		return err // nobody has refused it: it can be started again
+	}
+	undo, cancel := s.undoing(ctx)
+	defer cancel()
+	if _, refuseErr := s.containers.RefuseStart(undo, &containerv1.RefuseStartRequest{ContainerId: id, Reason: err.Error()}); refuseErr != nil {
+		s.log.WarnContext(ctx, "process of a refused start remains until its container is removed",
+			slog.String("container_id", id), slog.Any("error", refuseErr))
+	}
+	s.tellNotStarted(ctx, id)
+	return err
 }
 
 // tellNotStarted tells the plugins of the end of a container that failed to start: no

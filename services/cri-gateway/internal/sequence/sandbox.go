@@ -100,8 +100,12 @@ func (s *Sequences) stopPodSandbox(ctx context.Context, id string) (*sandboxv1.Q
 		s.tellStopped(ctx, quiet.GetPod(), c)
 	}
 	s.tell(ctx, nri.Event_STOP_POD_SANDBOX, quiet.GetPod(), nil)
-	if _, err := s.sandboxes.StopSandbox(ctx, &sandboxv1.StopSandboxRequest{SandboxId: id}); err != nil {
+	stopped, err := s.sandboxes.StopSandbox(ctx, &sandboxv1.StopSandboxRequest{SandboxId: id})
+	if err != nil {
 		return nil, fmt.Errorf("stop sandbox %s: %w", id, err)
+	}
+	if stopped.GetPod() != nil {
+		quiet.Pod = stopped.GetPod() // without the network that it had
 	}
 	return quiet, nil
 }

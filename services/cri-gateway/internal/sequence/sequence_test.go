@@ -136,7 +136,7 @@ func TestLifeOfAPod(t *testing.T) {
 	b.expect(t, "PrepareContainer", "hub.CreateContainer", "CommitContainer", "hub.PostCreateContainer")
 
 	ok(t, b.StartContainer(ctx, container))
-	b.expect(t, "DescribeContainer", "hub.StartContainer", "StartContainer", "hub.PostStartContainer")
+	b.expect(t, "CreateTask", "hub.StartContainer", "StartContainer", "hub.PostStartContainer")
 
 	ok(t, b.UpdateContainerResources(ctx, &criv1.UpdateContainerResourcesRequest{ContainerId: container}))
 	b.expect(t, "DescribeContainer", "hub.UpdateContainer", "UpdateContainerResources", "hub.PostUpdateContainer")
@@ -249,9 +249,10 @@ func TestCreateContainerUndoesEachFailedStep(t *testing.T) {
 		{
 			"update of another", func(b *bench) {
 				b.hub.AnswerCreate(&nri.CreateContainerResponse{Update: []*nri.ContainerUpdate{limit("other", 1)}})
+				b.sandboxd.AddContainer("sb", "other")
 				b.sandboxd.Failures.Fail("UpdateContainerResources", refused)
 			},
-			append([]string{"PrepareContainer", "hub.CreateContainer", "UpdateContainerResources"}, undo...),
+			append([]string{"PrepareContainer", "hub.CreateContainer", "UpdateContainerResources", "DescribeContainer"}, undo...),
 		},
 		{
 			"commit", func(b *bench) { b.sandboxd.Failures.Fail("CommitContainer", refused) },
@@ -283,12 +284,10 @@ func TestCreateContainerDoesWhatPluginsWant(t *testing.T) {
 	sandbox := must[string](t)(b.RunPodSandbox(t.Context(), sandboxRequest()))
 	b.sandboxd.AddContainer(sandbox, "other")
 	b.sandboxd.AddContainer(sandbox, "victim")
-	tolerant := limit("nobody", 5)
-	tolerant.SetIgnoreFailure()
 	adjust := &nri.ContainerAdjustment{Annotations: map[string]string{"a": "b"}}
 	b.hub.AnswerCreate(&nri.CreateContainerResponse{
 		Adjust: adjust,
-		Update: []*nri.ContainerUpdate{limit("other", 42), tolerant},
+		Update: []*nri.ContainerUpdate{limit("other", 42), limit("nobody", 5)},
 		Evict:  []*nri.ContainerEviction{{ContainerId: "victim", Reason: "memory"}},
 	})
 	b.journal.Take()
@@ -326,15 +325,33 @@ func TestUpdateContainerTakesTheAmendment(t *testing.T) {
 }
 
 func TestFailedStartIsToldAsStop(t *testing.T) {
+	for call, calls := range map[string][]string{
+		"CreateTask":     {"CreateTask", "DescribeContainer", "hub.StopContainer"},
+		"StartContainer": {"CreateTask", "hub.StartContainer", "StartContainer", "DescribeContainer", "hub.StopContainer"},
+	} {
+		b := newBench(t, backendtest.AllEvents())
+		sandbox := must[string](t)(b.RunPodSandbox(t.Context(), sandboxRequest()))
+		id := must[string](t)(b.CreateContainer(t.Context(), containerRequest(sandbox)))
+		b.journal.Take()
+		b.sandboxd.Failures.Fail(call, errdefs.ErrNotFound)
+		if err := b.StartContainer(t.Context(), id); !errdefs.IsNotFound(err) {
+			t.Errorf("StartContainer: %v, want NotFound", err)
+		}
+		b.expect(t, calls...)
+	}
+}
+
+// A start that a plugin refuses has failed.
+func TestRefusedStart(t *testing.T) {
 	b := newBench(t, backendtest.AllEvents())
 	sandbox := must[string](t)(b.RunPodSandbox(t.Context(), sandboxRequest()))
 	id := must[string](t)(b.CreateContainer(t.Context(), containerRequest(sandbox)))
 	b.journal.Take()
-	b.sandboxd.Failures.Fail("StartContainer", errdefs.ErrNotFound)
-	if err := b.StartContainer(t.Context(), id); !errdefs.IsNotFound(err) {
-		t.Errorf("StartContainer: %v, want NotFound", err)
+	b.hub.Failures.Fail("StartContainer", errdefs.ErrAborted)
+	if err := b.StartContainer(t.Context(), id); !errdefs.IsAborted(err) {
+		t.Errorf("StartContainer: %v, want the refusal", err)
 	}
-	b.expect(t, "DescribeContainer", "hub.StartContainer", "StartContainer", "DescribeContainer", "hub.StopContainer")
+	b.expect(t, "CreateTask", "hub.StartContainer", "RefuseStart", "DescribeContainer", "hub.StopContainer")
 }
 
 func TestUnknownObjectsAreGone(t *testing.T) {
@@ -400,14 +417,32 @@ func TestShorterStopIsNotHeldBackByLongerOne(t *testing.T) {
 func TestApplyUpdatesReturnsWhatFailed(t *testing.T) {
 	b := newBench(t, backendtest.AllEvents())
 	b.sandboxd.AddContainer("sb", "c")
-	tolerant := limit("nobody", 1)
+	b.sandboxd.AddContainer("sb", "stiff")
+	b.sandboxd.AddContainer("sb", "ended")
+	b.sandboxd.SetState("ended", criv1.ContainerState_CONTAINER_EXITED)
+	tolerant := limit("stiff", 1)
 	tolerant.SetIgnoreFailure()
+	refused := errdefs.ErrFailedPrecondition
+	b.sandboxd.Failures.Fail("UpdateContainerResources", refused, refused, nil, refused)
 	failed, err := b.ApplyUpdates(t.Context(),
-		[]*nri.ContainerUpdate{limit("c", 3), limit("gone", 4), tolerant},
+		[]*nri.ContainerUpdate{limit("stiff", 4), tolerant, limit("c", 3), limit("ended", 5), limit("gone", 6)},
 		[]*nri.ContainerEviction{{ContainerId: "c"}})
 	ok(t, err)
-	if len(failed) != 1 || failed[0].GetContainerId() != "gone" {
-		t.Errorf("failed: %v, want the update of gone", failed)
+	if len(failed) != 1 || failed[0].GetContainerId() != "stiff" {
+		t.Errorf("failed: %v, want the update of stiff", failed)
+	}
+}
+
+// A container that another operation is making is updated once it is made.
+func TestUpdateOfAContainerInTheMaking(t *testing.T) {
+	b := newBench(t, backendtest.AllEvents())
+	b.sandboxd.AddContainer("sb", "c")
+	b.sandboxd.SetState("c", criv1.ContainerState_CONTAINER_UNKNOWN)
+	b.sandboxd.Failures.Fail("UpdateContainerResources", errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition)
+	failed, err := b.ApplyUpdates(t.Context(), []*nri.ContainerUpdate{limit("c", 3)}, nil)
+	ok(t, err)
+	if updates := b.sandboxd.Updates(); len(failed) != 0 || len(updates) != 1 || updates[0].GetContainerId() != "c" {
+		t.Errorf("failed: %v, updates done: %v", failed, updates)
 	}
 }
 

@@ -7,12 +7,15 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"time"
 
+	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	containerv1 "github.com/crisp-cri/crisp/proto/gen/crisp/container/v1"
 	"github.com/crisp-cri/crisp/services/cri-gateway/internal/operation"
+	"github.com/crisp-cri/crisp/services/internal/pause"
 )
 
 // evictionPatience is how many seconds an evicted container has between the stop signal
@@ -132,24 +135,49 @@ func (s *Sequences) updateOthers(ctx context.Context, self string, updates []*nr
 	return errors.Join(errs...)
 }
 
+// updateOther performs one update. A container that has ended or is gone, which a plugin cannot
+// always know, has nothing left to update; one that another operation is making is waited for.
 func (s *Sequences) updateOther(ctx context.Context, u *nri.ContainerUpdate) error {
 	if u.GetLinux().GetResources() == nil {
 		return nil
 	}
-	_, err := s.containers.UpdateContainerResources(ctx, &containerv1.UpdateContainerResourcesRequest{
-		ContainerId: u.GetContainerId(),
-		Nri:         u.GetLinux().GetResources(),
-	})
-	if err == nil {
+	id := u.GetContainerId()
+	err := s.updateMade(ctx, id, u.GetLinux().GetResources())
+	switch {
+	case err == nil:
 		return nil
-	}
-	if u.GetIgnoreFailure() {
-		s.log.DebugContext(ctx, "failed update ignored", slog.String("container_id", u.GetContainerId()),
-			slog.Any("error", err))
+	case u.GetIgnoreFailure():
+		s.log.DebugContext(ctx, "failed update ignored", slog.String("container_id", id), slog.Any("error", err))
 		return nil
+	default:
+		return fmt.Errorf("update container %s: %w", id, err)
 	}
-	return fmt.Errorf("update container %s: %w", u.GetContainerId(), err)
 }
+
+func (s *Sequences) updateMade(ctx context.Context, id string, resources *nri.LinuxResources) error {
+	for rest := makingFirst; ; rest *= 2 {
+		_, err := s.containers.UpdateContainerResources(ctx, &containerv1.UpdateContainerResourcesRequest{ContainerId: id, Nri: resources})
+		switch {
+		case errdefs.IsNotFound(err):
+			return nil
+		case !errdefs.IsFailedPrecondition(err):
+			return err
+		}
+		c, describeErr := s.describe(ctx, id)
+		switch state := c.GetContainer().GetState(); {
+		case errdefs.IsNotFound(describeErr), describeErr == nil && state == nri.ContainerState_CONTAINER_STOPPED:
+			return nil
+		case describeErr != nil, state != nri.ContainerState_CONTAINER_UNKNOWN, rest > makingMost, !pause.For(ctx, rest):
+			return err
+		}
+	}
+}
+
+// Pauses between looks at whether a container that is to be updated has been made.
+const (
+	makingFirst = 20 * time.Millisecond
+	makingMost  = time.Second
+)
 
 // evict stops the containers that plugins want gone, side by side, and returns when they have
 // ended or could not be stopped.

@@ -85,6 +85,34 @@ func (c *Container) AbortContainer(ctx context.Context, req *containerv1.AbortCo
 	return &containerv1.AbortContainerResponse{}, nil
 }
 
+// CreateTask implements ContainerService.
+func (c *Container) CreateTask(ctx context.Context, req *containerv1.CreateTaskRequest) (*containerv1.CreateTaskResponse, error) {
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	view, err := c.change(ctx, id, func(ctx context.Context) error { return c.engine.Tasks.Create(ctx, id) })
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.CreateTaskResponse{Pod: view.Pod, Container: view.Container}, nil
+}
+
+// RefuseStart implements ContainerService.
+func (c *Container) RefuseStart(ctx context.Context, req *containerv1.RefuseStartRequest) (*containerv1.RefuseStartResponse, error) {
+	id, err := c.engine.Views.ContainerID(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	err = detachErr(ctx, c.work, func(ctx context.Context) error {
+		return c.engine.Tasks.Refuse(ctx, id, errors.New(req.GetReason()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &containerv1.RefuseStartResponse{}, nil
+}
+
 // StartContainer implements ContainerService.
 func (c *Container) StartContainer(ctx context.Context, req *containerv1.StartContainerRequest) (*containerv1.StartContainerResponse, error) {
 	id, err := c.engine.Views.ContainerID(req.GetContainerId())

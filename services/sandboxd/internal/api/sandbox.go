@@ -120,7 +120,11 @@ func (s *Sandbox) StopSandbox(ctx context.Context, req *sandboxv1.StopSandboxReq
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxv1.StopSandboxResponse{}, nil
+	rec, err := s.engine.Views.Sandbox(id)
+	if err != nil {
+		return &sandboxv1.StopSandboxResponse{}, nil //nolint:nilerr // unknown, or removed meanwhile
+	}
+	return &sandboxv1.StopSandboxResponse{Pod: s.engine.Views.Pod(rec)}, nil
 }
 
 // RemoveSandbox implements SandboxService.

@@ -218,7 +218,14 @@ func (specPort) Resources(spec *specs.Spec) *criv1.LinuxContainerResources {
 	return r
 }
 
-func (specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox { return nrispec.Pod(s) }
+func (p specPort) PodView(s *recordv1.Sandbox) *nri.PodSandbox {
+	cgroup := ""
+	if s.GetPid() != 0 {
+		// What is wrong with the parent was said when the pod was made.
+		cgroup, _ = p.builder().CgroupsPath(s.GetConfig().GetLinux().GetCgroupParent(), s.GetId(), p.systemd)
+	}
+	return nrispec.Pod(s, cgroup)
+}
 
 func (specPort) ContainerView(c *recordv1.Container, spec *specs.Spec) *nri.Container {
 	return nrispec.Container(c, spec)

@@ -1,6 +1,7 @@
 package ocispec
 
 import (
+	"cmp"
 	"maps"
 	"path"
 
@@ -9,25 +10,19 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// Annotations by which shims, OCI runtimes and tools tell pods and containers apart.
+// Annotations by which shims, OCI runtimes and tools tell containers apart.
 const (
-	annotationType          = "io.kubernetes.cri.container-type"
-	annotationSandboxName   = "io.kubernetes.cri.sandbox-name"
-	annotationSandboxNS     = "io.kubernetes.cri.sandbox-namespace"
-	annotationSandboxUID    = "io.kubernetes.cri.sandbox-uid"
 	annotationContainerName = "io.kubernetes.cri.container-name"
 	annotationImageName     = "io.kubernetes.cri.image-name"
-
-	typeContainer = "container"
-	typeSandbox   = "sandbox"
 )
 
 func (d *draft) annotations() error {
 	out := podAnnotations(d.in.SandboxID, d.in.SandboxConfig, d.in.Handler)
 	pass(out, d.in.Config.GetAnnotations(), d.in.Handler.ContainerAnnotations)
-	out[annotationType] = typeContainer
+	out[pod.AnnotationType] = pod.TypeContainer
 	out[annotationContainerName] = d.in.Config.GetMetadata().GetName()
-	out[annotationImageName] = d.in.Image.Name
+	// As its user wrote it, which may differ from the name that it was found by.
+	out[annotationImageName] = cmp.Or(d.in.Config.GetImage().GetUserSpecifiedImage(), d.in.Image.Name)
 	if d.spec.Annotations == nil {
 		d.spec.Annotations = make(map[string]string, len(out))
 	}
@@ -40,11 +35,7 @@ func podAnnotations(id string, config *criv1.PodSandboxConfig, handler pod.Handl
 	out := make(map[string]string)
 	maps.Copy(out, handler.DefaultAnnotations) // those that the pod may set win
 	pass(out, config.GetAnnotations(), handler.PodAnnotations)
-	meta := config.GetMetadata()
-	out[pod.AnnotationSandboxID] = id
-	out[annotationSandboxName] = meta.GetName()
-	out[annotationSandboxNS] = meta.GetNamespace()
-	out[annotationSandboxUID] = meta.GetUid()
+	maps.Copy(out, pod.Annotations(id, config.GetMetadata()))
 	return out
 }
 

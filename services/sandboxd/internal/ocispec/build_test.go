@@ -315,6 +315,19 @@ func TestBaseSpecification(t *testing.T) {
 	}
 }
 
+// The image is called as its user wrote it, where that is known.
+func TestAnnotationOfTheImage(t *testing.T) {
+	t.Parallel()
+	for written, want := range map[string]string{"": "registry.example/app:1", "app:1": "app:1"} {
+		in := input()
+		in.Config.Image = &criv1.ImageSpec{Image: "sha256:1", UserSpecifiedImage: written}
+		spec, _ := build(t, testHost(), Options{}, in)
+		if got := spec.Annotations[annotationImageName]; got != want {
+			t.Errorf("written %q: annotation %q, want %q", written, got, want)
+		}
+	}
+}
+
 // Annotations of the handler stand unless the pod has others that are passed; a workload and hooks
 // of the node reach the specification.
 func TestWhatTheNodeHasForSomePods(t *testing.T) {

@@ -76,7 +76,7 @@ func (b *Builder) BuildInit(in InitInput) (*specs.Spec, error) {
 	spec.Linux.Resources = &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{device.None()}}
 	spec.Linux.Namespaces = namespace.OfInit(in.Namespaces)
 	spec.Annotations = podAnnotations(in.SandboxID, in.SandboxConfig, in.Handler)
-	spec.Annotations[annotationType] = typeSandbox
+	spec.Annotations[pod.AnnotationType] = pod.TypeSandbox
 	sc := in.SandboxConfig.GetLinux().GetSecurityContext()
 	if spec.Process.User, err = process.InitUser(sc); err != nil {
 		return nil, fmt.Errorf("init of sandbox %q: %w", in.SandboxID, err)

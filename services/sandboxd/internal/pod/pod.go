@@ -23,6 +23,24 @@ const Namespace = "k8s.io"
 // containers into one process.
 const AnnotationSandboxID = "io.kubernetes.cri.sandbox-id"
 
+// AnnotationType says whether something is a pod or a container of one.
+const (
+	AnnotationType = "io.kubernetes.cri.container-type"
+	TypeContainer  = "container"
+	TypeSandbox    = "sandbox"
+)
+
+// Annotations are those by which shims, OCI runtimes, plugins and tools tell what belongs to a
+// pod.
+func Annotations(id string, meta *criv1.PodSandboxMetadata) map[string]string {
+	return map[string]string{
+		AnnotationSandboxID:                   id,
+		"io.kubernetes.cri.sandbox-name":      meta.GetName(),
+		"io.kubernetes.cri.sandbox-namespace": meta.GetNamespace(),
+		"io.kubernetes.cri.sandbox-uid":       meta.GetUid(),
+	}
+}
+
 // Reasons of an ended container, in the words that kubelet knows.
 const (
 	ReasonCompleted  = "Completed"

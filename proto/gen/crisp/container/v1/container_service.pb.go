@@ -484,6 +484,199 @@ func (*AbortContainerResponse) Descriptor() ([]byte, []int) {
 	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{7}
 }
 
+// CreateTaskRequest names the container.
+type CreateTaskRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the container.
+	ContainerId   string `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTaskRequest) Reset() {
+	*x = CreateTaskRequest{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTaskRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTaskRequest) ProtoMessage() {}
+
+func (x *CreateTaskRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTaskRequest.ProtoReflect.Descriptor instead.
+func (*CreateTaskRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CreateTaskRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+// CreateTaskResponse carries the container whose process waits.
+type CreateTaskResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The pod as NRI plugins see it.
+	Pod *api.PodSandbox `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The container as NRI plugins see it, with the pid of the process that waits.
+	Container     *api.Container `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTaskResponse) Reset() {
+	*x = CreateTaskResponse{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTaskResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTaskResponse) ProtoMessage() {}
+
+func (x *CreateTaskResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTaskResponse.ProtoReflect.Descriptor instead.
+func (*CreateTaskResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CreateTaskResponse) GetPod() *api.PodSandbox {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *CreateTaskResponse) GetContainer() *api.Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+// RefuseStartRequest names the container.
+type RefuseStartRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the container.
+	ContainerId string `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Why it must not start, for its status.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefuseStartRequest) Reset() {
+	*x = RefuseStartRequest{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefuseStartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefuseStartRequest) ProtoMessage() {}
+
+func (x *RefuseStartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefuseStartRequest.ProtoReflect.Descriptor instead.
+func (*RefuseStartRequest) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RefuseStartRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *RefuseStartRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// RefuseStartResponse is empty.
+type RefuseStartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefuseStartResponse) Reset() {
+	*x = RefuseStartResponse{}
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefuseStartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefuseStartResponse) ProtoMessage() {}
+
+func (x *RefuseStartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefuseStartResponse.ProtoReflect.Descriptor instead.
+func (*RefuseStartResponse) Descriptor() ([]byte, []int) {
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{11}
+}
+
 // StartContainerRequest names the container.
 type StartContainerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -495,7 +688,7 @@ type StartContainerRequest struct {
 
 func (x *StartContainerRequest) Reset() {
 	*x = StartContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +700,7 @@ func (x *StartContainerRequest) String() string {
 func (*StartContainerRequest) ProtoMessage() {}
 
 func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[8]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +713,7 @@ func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
 func (*StartContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{8}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StartContainerRequest) GetContainerId() string {
@@ -543,7 +736,7 @@ type StartContainerResponse struct {
 
 func (x *StartContainerResponse) Reset() {
 	*x = StartContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +748,7 @@ func (x *StartContainerResponse) String() string {
 func (*StartContainerResponse) ProtoMessage() {}
 
 func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[9]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +761,7 @@ func (x *StartContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartContainerResponse.ProtoReflect.Descriptor instead.
 func (*StartContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{9}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StartContainerResponse) GetPod() *api.PodSandbox {
@@ -598,7 +791,7 @@ type StopContainerRequest struct {
 
 func (x *StopContainerRequest) Reset() {
 	*x = StopContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +803,7 @@ func (x *StopContainerRequest) String() string {
 func (*StopContainerRequest) ProtoMessage() {}
 
 func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[10]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +816,7 @@ func (x *StopContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerRequest.ProtoReflect.Descriptor instead.
 func (*StopContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{10}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StopContainerRequest) GetContainerId() string {
@@ -655,7 +848,7 @@ type StopContainerResponse struct {
 
 func (x *StopContainerResponse) Reset() {
 	*x = StopContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +860,7 @@ func (x *StopContainerResponse) String() string {
 func (*StopContainerResponse) ProtoMessage() {}
 
 func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[11]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +873,7 @@ func (x *StopContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopContainerResponse.ProtoReflect.Descriptor instead.
 func (*StopContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{11}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StopContainerResponse) GetFound() bool {
@@ -715,7 +908,7 @@ type RemoveContainerRequest struct {
 
 func (x *RemoveContainerRequest) Reset() {
 	*x = RemoveContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +920,7 @@ func (x *RemoveContainerRequest) String() string {
 func (*RemoveContainerRequest) ProtoMessage() {}
 
 func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[12]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +933,7 @@ func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{12}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoveContainerRequest) GetContainerId() string {
@@ -765,7 +958,7 @@ type RemoveContainerResponse struct {
 
 func (x *RemoveContainerResponse) Reset() {
 	*x = RemoveContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +970,7 @@ func (x *RemoveContainerResponse) String() string {
 func (*RemoveContainerResponse) ProtoMessage() {}
 
 func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[13]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +983,7 @@ func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{13}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RemoveContainerResponse) GetFound() bool {
@@ -827,7 +1020,7 @@ type GetContainerRequest struct {
 
 func (x *GetContainerRequest) Reset() {
 	*x = GetContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +1032,7 @@ func (x *GetContainerRequest) String() string {
 func (*GetContainerRequest) ProtoMessage() {}
 
 func (x *GetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[14]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +1045,7 @@ func (x *GetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerRequest.ProtoReflect.Descriptor instead.
 func (*GetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{14}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetContainerRequest) GetContainerId() string {
@@ -888,7 +1081,7 @@ type GetContainerResponse struct {
 
 func (x *GetContainerResponse) Reset() {
 	*x = GetContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1093,7 @@ func (x *GetContainerResponse) String() string {
 func (*GetContainerResponse) ProtoMessage() {}
 
 func (x *GetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[15]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1106,7 @@ func (x *GetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerResponse.ProtoReflect.Descriptor instead.
 func (*GetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{15}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetContainerResponse) GetStatus() *v1.ContainerStatus {
@@ -962,7 +1155,7 @@ type ListContainersRequest struct {
 
 func (x *ListContainersRequest) Reset() {
 	*x = ListContainersRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1167,7 @@ func (x *ListContainersRequest) String() string {
 func (*ListContainersRequest) ProtoMessage() {}
 
 func (x *ListContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[16]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1180,7 @@ func (x *ListContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainersRequest.ProtoReflect.Descriptor instead.
 func (*ListContainersRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{16}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListContainersRequest) GetFilter() *v1.ContainerFilter {
@@ -1008,7 +1201,7 @@ type ListContainersResponse struct {
 
 func (x *ListContainersResponse) Reset() {
 	*x = ListContainersResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1213,7 @@ func (x *ListContainersResponse) String() string {
 func (*ListContainersResponse) ProtoMessage() {}
 
 func (x *ListContainersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[17]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1226,7 @@ func (x *ListContainersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainersResponse.ProtoReflect.Descriptor instead.
 func (*ListContainersResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{17}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListContainersResponse) GetContainers() []*v1.Container {
@@ -1054,7 +1247,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1259,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[18]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1272,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{18}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeContainerRequest) GetContainerId() string {
@@ -1102,7 +1295,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1307,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[19]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1320,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{19}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeContainerResponse) GetPod() *api.PodSandbox {
@@ -1161,7 +1354,7 @@ type UpdateContainerResourcesRequest struct {
 
 func (x *UpdateContainerResourcesRequest) Reset() {
 	*x = UpdateContainerResourcesRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1366,7 @@ func (x *UpdateContainerResourcesRequest) String() string {
 func (*UpdateContainerResourcesRequest) ProtoMessage() {}
 
 func (x *UpdateContainerResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[20]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1379,7 @@ func (x *UpdateContainerResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResourcesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{20}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UpdateContainerResourcesRequest) GetContainerId() string {
@@ -1230,7 +1423,7 @@ type UpdateContainerResourcesResponse struct {
 
 func (x *UpdateContainerResourcesResponse) Reset() {
 	*x = UpdateContainerResourcesResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1435,7 @@ func (x *UpdateContainerResourcesResponse) String() string {
 func (*UpdateContainerResourcesResponse) ProtoMessage() {}
 
 func (x *UpdateContainerResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[21]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1448,7 @@ func (x *UpdateContainerResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerResourcesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateContainerResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{21}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdateContainerResourcesResponse) GetPod() *api.PodSandbox {
@@ -1283,7 +1476,7 @@ type ReopenContainerLogRequest struct {
 
 func (x *ReopenContainerLogRequest) Reset() {
 	*x = ReopenContainerLogRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1488,7 @@ func (x *ReopenContainerLogRequest) String() string {
 func (*ReopenContainerLogRequest) ProtoMessage() {}
 
 func (x *ReopenContainerLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[22]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1501,7 @@ func (x *ReopenContainerLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenContainerLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenContainerLogRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{22}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReopenContainerLogRequest) GetContainerId() string {
@@ -1327,7 +1520,7 @@ type ReopenContainerLogResponse struct {
 
 func (x *ReopenContainerLogResponse) Reset() {
 	*x = ReopenContainerLogResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1532,7 @@ func (x *ReopenContainerLogResponse) String() string {
 func (*ReopenContainerLogResponse) ProtoMessage() {}
 
 func (x *ReopenContainerLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[23]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1545,7 @@ func (x *ReopenContainerLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenContainerLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenContainerLogResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{23}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{27}
 }
 
 // ExecSyncRequest is a command to run to its end.
@@ -1370,7 +1563,7 @@ type ExecSyncRequest struct {
 
 func (x *ExecSyncRequest) Reset() {
 	*x = ExecSyncRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1575,7 @@ func (x *ExecSyncRequest) String() string {
 func (*ExecSyncRequest) ProtoMessage() {}
 
 func (x *ExecSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[24]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1588,7 @@ func (x *ExecSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSyncRequest.ProtoReflect.Descriptor instead.
 func (*ExecSyncRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{24}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecSyncRequest) GetContainerId() string {
@@ -1434,7 +1627,7 @@ type ExecSyncResponse struct {
 
 func (x *ExecSyncResponse) Reset() {
 	*x = ExecSyncResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1639,7 @@ func (x *ExecSyncResponse) String() string {
 func (*ExecSyncResponse) ProtoMessage() {}
 
 func (x *ExecSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[25]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1652,7 @@ func (x *ExecSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSyncResponse.ProtoReflect.Descriptor instead.
 func (*ExecSyncResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{25}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecSyncResponse) GetStdout() []byte {
@@ -1499,7 +1692,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1704,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[26]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1717,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{26}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1591,7 +1784,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1796,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[27]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1809,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{27}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExecStart) GetContainerId() string {
@@ -1678,7 +1871,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1883,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[28]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1896,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{28}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Input) GetInput() isInput_Input {
@@ -1774,7 +1967,7 @@ type StdinClosed struct {
 
 func (x *StdinClosed) Reset() {
 	*x = StdinClosed{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +1979,7 @@ func (x *StdinClosed) String() string {
 func (*StdinClosed) ProtoMessage() {}
 
 func (x *StdinClosed) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[29]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +1992,7 @@ func (x *StdinClosed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinClosed.ProtoReflect.Descriptor instead.
 func (*StdinClosed) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{29}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{33}
 }
 
 // TerminalSize is the size of a terminal in characters.
@@ -1815,7 +2008,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +2020,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[30]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +2033,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{30}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TerminalSize) GetWidth() uint32 {
@@ -1873,7 +2066,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2078,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[31]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2091,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{31}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Output) GetOutput() isOutput_Output {
@@ -1961,7 +2154,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2166,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[32]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2179,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{32}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -2057,7 +2250,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2262,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[33]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2275,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{33}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{37}
 }
 
 // AttachRequest is the first message (start) or input.
@@ -2101,7 +2294,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2306,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[34]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2319,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{34}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AttachRequest) GetMessage() isAttachRequest_Message {
@@ -2191,7 +2384,7 @@ type AttachStart struct {
 
 func (x *AttachStart) Reset() {
 	*x = AttachStart{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2396,7 @@ func (x *AttachStart) String() string {
 func (*AttachStart) ProtoMessage() {}
 
 func (x *AttachStart) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[35]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2409,7 @@ func (x *AttachStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachStart.ProtoReflect.Descriptor instead.
 func (*AttachStart) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{35}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AttachStart) GetContainerId() string {
@@ -2270,7 +2463,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2475,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[36]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2488,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{36}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AttachResponse) GetMessage() isAttachResponse_Message {
@@ -2352,7 +2545,7 @@ type GetContainerStatsRequest struct {
 
 func (x *GetContainerStatsRequest) Reset() {
 	*x = GetContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2557,7 @@ func (x *GetContainerStatsRequest) String() string {
 func (*GetContainerStatsRequest) ProtoMessage() {}
 
 func (x *GetContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[37]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2570,7 @@ func (x *GetContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{37}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetContainerStatsRequest) GetContainerId() string {
@@ -2398,7 +2591,7 @@ type GetContainerStatsResponse struct {
 
 func (x *GetContainerStatsResponse) Reset() {
 	*x = GetContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2603,7 @@ func (x *GetContainerStatsResponse) String() string {
 func (*GetContainerStatsResponse) ProtoMessage() {}
 
 func (x *GetContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[38]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2616,7 @@ func (x *GetContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{38}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetContainerStatsResponse) GetStats() *v1.ContainerStats {
@@ -2444,7 +2637,7 @@ type ListContainerStatsRequest struct {
 
 func (x *ListContainerStatsRequest) Reset() {
 	*x = ListContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2649,7 @@ func (x *ListContainerStatsRequest) String() string {
 func (*ListContainerStatsRequest) ProtoMessage() {}
 
 func (x *ListContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[39]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2662,7 @@ func (x *ListContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{39}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListContainerStatsRequest) GetFilter() *v1.ContainerStatsFilter {
@@ -2490,7 +2683,7 @@ type ListContainerStatsResponse struct {
 
 func (x *ListContainerStatsResponse) Reset() {
 	*x = ListContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2695,7 @@ func (x *ListContainerStatsResponse) String() string {
 func (*ListContainerStatsResponse) ProtoMessage() {}
 
 func (x *ListContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[40]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2708,7 @@ func (x *ListContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{40}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListContainerStatsResponse) GetStats() []*v1.ContainerStats {
@@ -2536,7 +2729,7 @@ type StreamContainersRequest struct {
 
 func (x *StreamContainersRequest) Reset() {
 	*x = StreamContainersRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2741,7 @@ func (x *StreamContainersRequest) String() string {
 func (*StreamContainersRequest) ProtoMessage() {}
 
 func (x *StreamContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[41]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2754,7 @@ func (x *StreamContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainersRequest.ProtoReflect.Descriptor instead.
 func (*StreamContainersRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{41}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StreamContainersRequest) GetFilter() *v1.ContainerFilter {
@@ -2582,7 +2775,7 @@ type StreamContainersResponse struct {
 
 func (x *StreamContainersResponse) Reset() {
 	*x = StreamContainersResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2787,7 @@ func (x *StreamContainersResponse) String() string {
 func (*StreamContainersResponse) ProtoMessage() {}
 
 func (x *StreamContainersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[42]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2800,7 @@ func (x *StreamContainersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainersResponse.ProtoReflect.Descriptor instead.
 func (*StreamContainersResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{42}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StreamContainersResponse) GetContainers() []*v1.Container {
@@ -2628,7 +2821,7 @@ type StreamContainerStatsRequest struct {
 
 func (x *StreamContainerStatsRequest) Reset() {
 	*x = StreamContainerStatsRequest{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2833,7 @@ func (x *StreamContainerStatsRequest) String() string {
 func (*StreamContainerStatsRequest) ProtoMessage() {}
 
 func (x *StreamContainerStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[43]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2846,7 @@ func (x *StreamContainerStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainerStatsRequest.ProtoReflect.Descriptor instead.
 func (*StreamContainerStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{43}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StreamContainerStatsRequest) GetFilter() *v1.ContainerStatsFilter {
@@ -2674,7 +2867,7 @@ type StreamContainerStatsResponse struct {
 
 func (x *StreamContainerStatsResponse) Reset() {
 	*x = StreamContainerStatsResponse{}
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2879,7 @@ func (x *StreamContainerStatsResponse) String() string {
 func (*StreamContainerStatsResponse) ProtoMessage() {}
 
 func (x *StreamContainerStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crisp_container_v1_container_service_proto_msgTypes[44]
+	mi := &file_crisp_container_v1_container_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2892,7 @@ func (x *StreamContainerStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamContainerStatsResponse.ProtoReflect.Descriptor instead.
 func (*StreamContainerStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{44}
+	return file_crisp_container_v1_container_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StreamContainerStatsResponse) GetStats() []*v1.ContainerStats {
@@ -2742,7 +2935,16 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\tcontainer\x18\x02 \x01(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\tcontainer\":\n" +
 	"\x15AbortContainerRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\"\x18\n" +
-	"\x16AbortContainerResponse\":\n" +
+	"\x16AbortContainerResponse\"6\n" +
+	"\x11CreateTaskRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\"\x87\x01\n" +
+	"\x12CreateTaskResponse\x122\n" +
+	"\x03pod\x18\x01 \x01(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x03pod\x12=\n" +
+	"\tcontainer\x18\x02 \x01(\v2\x1f.nri.pkg.api.v1alpha1.ContainerR\tcontainer\"O\n" +
+	"\x12RefuseStartRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x15\n" +
+	"\x13RefuseStartResponse\":\n" +
 	"\x15StartContainerRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\"\x8b\x01\n" +
 	"\x16StartContainerResponse\x122\n" +
@@ -2868,11 +3070,14 @@ const file_crisp_container_v1_container_service_proto_rawDesc = "" +
 	"\x1bStreamContainerStatsRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .runtime.v1.ContainerStatsFilterR\x06filter\"P\n" +
 	"\x1cStreamContainerStatsResponse\x120\n" +
-	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\x94\x10\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1a.runtime.v1.ContainerStatsR\x05stats2\xd1\x11\n" +
 	"\x10ContainerService\x12m\n" +
 	"\x10PrepareContainer\x12+.crisp.container.v1.PrepareContainerRequest\x1a,.crisp.container.v1.PrepareContainerResponse\x12j\n" +
 	"\x0fCommitContainer\x12*.crisp.container.v1.CommitContainerRequest\x1a+.crisp.container.v1.CommitContainerResponse\x12g\n" +
-	"\x0eAbortContainer\x12).crisp.container.v1.AbortContainerRequest\x1a*.crisp.container.v1.AbortContainerResponse\x12g\n" +
+	"\x0eAbortContainer\x12).crisp.container.v1.AbortContainerRequest\x1a*.crisp.container.v1.AbortContainerResponse\x12[\n" +
+	"\n" +
+	"CreateTask\x12%.crisp.container.v1.CreateTaskRequest\x1a&.crisp.container.v1.CreateTaskResponse\x12^\n" +
+	"\vRefuseStart\x12&.crisp.container.v1.RefuseStartRequest\x1a'.crisp.container.v1.RefuseStartResponse\x12g\n" +
 	"\x0eStartContainer\x12).crisp.container.v1.StartContainerRequest\x1a*.crisp.container.v1.StartContainerResponse\x12d\n" +
 	"\rStopContainer\x12(.crisp.container.v1.StopContainerRequest\x1a).crisp.container.v1.StopContainerResponse\x12j\n" +
 	"\x0fRemoveContainer\x12*.crisp.container.v1.RemoveContainerRequest\x1a+.crisp.container.v1.RemoveContainerResponse\x12a\n" +
@@ -2903,7 +3108,7 @@ func file_crisp_container_v1_container_service_proto_rawDescGZIP() []byte {
 	return file_crisp_container_v1_container_service_proto_rawDescData
 }
 
-var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_crisp_container_v1_container_service_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_crisp_container_v1_container_service_proto_goTypes = []any{
 	(*CheckpointContainerRequest)(nil),       // 0: crisp.container.v1.CheckpointContainerRequest
 	(*CheckpointContainerResponse)(nil),      // 1: crisp.container.v1.CheckpointContainerResponse
@@ -2913,145 +3118,155 @@ var file_crisp_container_v1_container_service_proto_goTypes = []any{
 	(*CommitContainerResponse)(nil),          // 5: crisp.container.v1.CommitContainerResponse
 	(*AbortContainerRequest)(nil),            // 6: crisp.container.v1.AbortContainerRequest
 	(*AbortContainerResponse)(nil),           // 7: crisp.container.v1.AbortContainerResponse
-	(*StartContainerRequest)(nil),            // 8: crisp.container.v1.StartContainerRequest
-	(*StartContainerResponse)(nil),           // 9: crisp.container.v1.StartContainerResponse
-	(*StopContainerRequest)(nil),             // 10: crisp.container.v1.StopContainerRequest
-	(*StopContainerResponse)(nil),            // 11: crisp.container.v1.StopContainerResponse
-	(*RemoveContainerRequest)(nil),           // 12: crisp.container.v1.RemoveContainerRequest
-	(*RemoveContainerResponse)(nil),          // 13: crisp.container.v1.RemoveContainerResponse
-	(*GetContainerRequest)(nil),              // 14: crisp.container.v1.GetContainerRequest
-	(*GetContainerResponse)(nil),             // 15: crisp.container.v1.GetContainerResponse
-	(*ListContainersRequest)(nil),            // 16: crisp.container.v1.ListContainersRequest
-	(*ListContainersResponse)(nil),           // 17: crisp.container.v1.ListContainersResponse
-	(*DescribeContainerRequest)(nil),         // 18: crisp.container.v1.DescribeContainerRequest
-	(*DescribeContainerResponse)(nil),        // 19: crisp.container.v1.DescribeContainerResponse
-	(*UpdateContainerResourcesRequest)(nil),  // 20: crisp.container.v1.UpdateContainerResourcesRequest
-	(*UpdateContainerResourcesResponse)(nil), // 21: crisp.container.v1.UpdateContainerResourcesResponse
-	(*ReopenContainerLogRequest)(nil),        // 22: crisp.container.v1.ReopenContainerLogRequest
-	(*ReopenContainerLogResponse)(nil),       // 23: crisp.container.v1.ReopenContainerLogResponse
-	(*ExecSyncRequest)(nil),                  // 24: crisp.container.v1.ExecSyncRequest
-	(*ExecSyncResponse)(nil),                 // 25: crisp.container.v1.ExecSyncResponse
-	(*ExecRequest)(nil),                      // 26: crisp.container.v1.ExecRequest
-	(*ExecStart)(nil),                        // 27: crisp.container.v1.ExecStart
-	(*Input)(nil),                            // 28: crisp.container.v1.Input
-	(*StdinClosed)(nil),                      // 29: crisp.container.v1.StdinClosed
-	(*TerminalSize)(nil),                     // 30: crisp.container.v1.TerminalSize
-	(*Output)(nil),                           // 31: crisp.container.v1.Output
-	(*ExecResponse)(nil),                     // 32: crisp.container.v1.ExecResponse
-	(*Started)(nil),                          // 33: crisp.container.v1.Started
-	(*AttachRequest)(nil),                    // 34: crisp.container.v1.AttachRequest
-	(*AttachStart)(nil),                      // 35: crisp.container.v1.AttachStart
-	(*AttachResponse)(nil),                   // 36: crisp.container.v1.AttachResponse
-	(*GetContainerStatsRequest)(nil),         // 37: crisp.container.v1.GetContainerStatsRequest
-	(*GetContainerStatsResponse)(nil),        // 38: crisp.container.v1.GetContainerStatsResponse
-	(*ListContainerStatsRequest)(nil),        // 39: crisp.container.v1.ListContainerStatsRequest
-	(*ListContainerStatsResponse)(nil),       // 40: crisp.container.v1.ListContainerStatsResponse
-	(*StreamContainersRequest)(nil),          // 41: crisp.container.v1.StreamContainersRequest
-	(*StreamContainersResponse)(nil),         // 42: crisp.container.v1.StreamContainersResponse
-	(*StreamContainerStatsRequest)(nil),      // 43: crisp.container.v1.StreamContainerStatsRequest
-	(*StreamContainerStatsResponse)(nil),     // 44: crisp.container.v1.StreamContainerStatsResponse
-	nil,                                      // 45: crisp.container.v1.GetContainerResponse.InfoEntry
-	nil,                                      // 46: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	(*durationpb.Duration)(nil),              // 47: google.protobuf.Duration
-	(*v1.ContainerConfig)(nil),               // 48: runtime.v1.ContainerConfig
-	(*v1.PodSandboxConfig)(nil),              // 49: runtime.v1.PodSandboxConfig
-	(*api.PodSandbox)(nil),                   // 50: nri.pkg.api.v1alpha1.PodSandbox
-	(*api.Container)(nil),                    // 51: nri.pkg.api.v1alpha1.Container
-	(*api.ContainerAdjustment)(nil),          // 52: nri.pkg.api.v1alpha1.ContainerAdjustment
-	(*v1.ContainerStatus)(nil),               // 53: runtime.v1.ContainerStatus
-	(*v1.ContainerFilter)(nil),               // 54: runtime.v1.ContainerFilter
-	(*v1.Container)(nil),                     // 55: runtime.v1.Container
-	(*v1.LinuxContainerResources)(nil),       // 56: runtime.v1.LinuxContainerResources
-	(*api.LinuxResources)(nil),               // 57: nri.pkg.api.v1alpha1.LinuxResources
-	(*v1.ContainerStats)(nil),                // 58: runtime.v1.ContainerStats
-	(*v1.ContainerStatsFilter)(nil),          // 59: runtime.v1.ContainerStatsFilter
+	(*CreateTaskRequest)(nil),                // 8: crisp.container.v1.CreateTaskRequest
+	(*CreateTaskResponse)(nil),               // 9: crisp.container.v1.CreateTaskResponse
+	(*RefuseStartRequest)(nil),               // 10: crisp.container.v1.RefuseStartRequest
+	(*RefuseStartResponse)(nil),              // 11: crisp.container.v1.RefuseStartResponse
+	(*StartContainerRequest)(nil),            // 12: crisp.container.v1.StartContainerRequest
+	(*StartContainerResponse)(nil),           // 13: crisp.container.v1.StartContainerResponse
+	(*StopContainerRequest)(nil),             // 14: crisp.container.v1.StopContainerRequest
+	(*StopContainerResponse)(nil),            // 15: crisp.container.v1.StopContainerResponse
+	(*RemoveContainerRequest)(nil),           // 16: crisp.container.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),          // 17: crisp.container.v1.RemoveContainerResponse
+	(*GetContainerRequest)(nil),              // 18: crisp.container.v1.GetContainerRequest
+	(*GetContainerResponse)(nil),             // 19: crisp.container.v1.GetContainerResponse
+	(*ListContainersRequest)(nil),            // 20: crisp.container.v1.ListContainersRequest
+	(*ListContainersResponse)(nil),           // 21: crisp.container.v1.ListContainersResponse
+	(*DescribeContainerRequest)(nil),         // 22: crisp.container.v1.DescribeContainerRequest
+	(*DescribeContainerResponse)(nil),        // 23: crisp.container.v1.DescribeContainerResponse
+	(*UpdateContainerResourcesRequest)(nil),  // 24: crisp.container.v1.UpdateContainerResourcesRequest
+	(*UpdateContainerResourcesResponse)(nil), // 25: crisp.container.v1.UpdateContainerResourcesResponse
+	(*ReopenContainerLogRequest)(nil),        // 26: crisp.container.v1.ReopenContainerLogRequest
+	(*ReopenContainerLogResponse)(nil),       // 27: crisp.container.v1.ReopenContainerLogResponse
+	(*ExecSyncRequest)(nil),                  // 28: crisp.container.v1.ExecSyncRequest
+	(*ExecSyncResponse)(nil),                 // 29: crisp.container.v1.ExecSyncResponse
+	(*ExecRequest)(nil),                      // 30: crisp.container.v1.ExecRequest
+	(*ExecStart)(nil),                        // 31: crisp.container.v1.ExecStart
+	(*Input)(nil),                            // 32: crisp.container.v1.Input
+	(*StdinClosed)(nil),                      // 33: crisp.container.v1.StdinClosed
+	(*TerminalSize)(nil),                     // 34: crisp.container.v1.TerminalSize
+	(*Output)(nil),                           // 35: crisp.container.v1.Output
+	(*ExecResponse)(nil),                     // 36: crisp.container.v1.ExecResponse
+	(*Started)(nil),                          // 37: crisp.container.v1.Started
+	(*AttachRequest)(nil),                    // 38: crisp.container.v1.AttachRequest
+	(*AttachStart)(nil),                      // 39: crisp.container.v1.AttachStart
+	(*AttachResponse)(nil),                   // 40: crisp.container.v1.AttachResponse
+	(*GetContainerStatsRequest)(nil),         // 41: crisp.container.v1.GetContainerStatsRequest
+	(*GetContainerStatsResponse)(nil),        // 42: crisp.container.v1.GetContainerStatsResponse
+	(*ListContainerStatsRequest)(nil),        // 43: crisp.container.v1.ListContainerStatsRequest
+	(*ListContainerStatsResponse)(nil),       // 44: crisp.container.v1.ListContainerStatsResponse
+	(*StreamContainersRequest)(nil),          // 45: crisp.container.v1.StreamContainersRequest
+	(*StreamContainersResponse)(nil),         // 46: crisp.container.v1.StreamContainersResponse
+	(*StreamContainerStatsRequest)(nil),      // 47: crisp.container.v1.StreamContainerStatsRequest
+	(*StreamContainerStatsResponse)(nil),     // 48: crisp.container.v1.StreamContainerStatsResponse
+	nil,                                      // 49: crisp.container.v1.GetContainerResponse.InfoEntry
+	nil,                                      // 50: crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	(*durationpb.Duration)(nil),              // 51: google.protobuf.Duration
+	(*v1.ContainerConfig)(nil),               // 52: runtime.v1.ContainerConfig
+	(*v1.PodSandboxConfig)(nil),              // 53: runtime.v1.PodSandboxConfig
+	(*api.PodSandbox)(nil),                   // 54: nri.pkg.api.v1alpha1.PodSandbox
+	(*api.Container)(nil),                    // 55: nri.pkg.api.v1alpha1.Container
+	(*api.ContainerAdjustment)(nil),          // 56: nri.pkg.api.v1alpha1.ContainerAdjustment
+	(*v1.ContainerStatus)(nil),               // 57: runtime.v1.ContainerStatus
+	(*v1.ContainerFilter)(nil),               // 58: runtime.v1.ContainerFilter
+	(*v1.Container)(nil),                     // 59: runtime.v1.Container
+	(*v1.LinuxContainerResources)(nil),       // 60: runtime.v1.LinuxContainerResources
+	(*api.LinuxResources)(nil),               // 61: nri.pkg.api.v1alpha1.LinuxResources
+	(*v1.ContainerStats)(nil),                // 62: runtime.v1.ContainerStats
+	(*v1.ContainerStatsFilter)(nil),          // 63: runtime.v1.ContainerStatsFilter
 }
 var file_crisp_container_v1_container_service_proto_depIdxs = []int32{
-	47, // 0: crisp.container.v1.CheckpointContainerRequest.timeout:type_name -> google.protobuf.Duration
-	48, // 1: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
-	49, // 2: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
-	50, // 3: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 4: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	52, // 5: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
-	50, // 6: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 7: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	50, // 8: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 9: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	50, // 10: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 11: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	50, // 12: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 13: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	53, // 14: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
-	45, // 15: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
-	54, // 16: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
-	55, // 17: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
-	50, // 18: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 19: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	56, // 20: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
-	57, // 21: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
-	46, // 22: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
-	50, // 23: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	51, // 24: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
-	27, // 25: crisp.container.v1.ExecRequest.start:type_name -> crisp.container.v1.ExecStart
-	28, // 26: crisp.container.v1.ExecRequest.input:type_name -> crisp.container.v1.Input
-	29, // 27: crisp.container.v1.Input.stdin_closed:type_name -> crisp.container.v1.StdinClosed
-	30, // 28: crisp.container.v1.Input.resize:type_name -> crisp.container.v1.TerminalSize
-	31, // 29: crisp.container.v1.ExecResponse.output:type_name -> crisp.container.v1.Output
-	33, // 30: crisp.container.v1.ExecResponse.started:type_name -> crisp.container.v1.Started
-	35, // 31: crisp.container.v1.AttachRequest.start:type_name -> crisp.container.v1.AttachStart
-	28, // 32: crisp.container.v1.AttachRequest.input:type_name -> crisp.container.v1.Input
-	31, // 33: crisp.container.v1.AttachResponse.output:type_name -> crisp.container.v1.Output
-	33, // 34: crisp.container.v1.AttachResponse.started:type_name -> crisp.container.v1.Started
-	58, // 35: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	59, // 36: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
-	58, // 37: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	54, // 38: crisp.container.v1.StreamContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
-	55, // 39: crisp.container.v1.StreamContainersResponse.containers:type_name -> runtime.v1.Container
-	59, // 40: crisp.container.v1.StreamContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
-	58, // 41: crisp.container.v1.StreamContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
-	2,  // 42: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
-	4,  // 43: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
-	6,  // 44: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
-	8,  // 45: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
-	10, // 46: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
-	12, // 47: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
-	14, // 48: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
-	16, // 49: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
-	18, // 50: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
-	20, // 51: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
-	22, // 52: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
-	24, // 53: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
-	26, // 54: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
-	34, // 55: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
-	37, // 56: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
-	39, // 57: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
-	41, // 58: crisp.container.v1.ContainerService.StreamContainers:input_type -> crisp.container.v1.StreamContainersRequest
-	43, // 59: crisp.container.v1.ContainerService.StreamContainerStats:input_type -> crisp.container.v1.StreamContainerStatsRequest
-	0,  // 60: crisp.container.v1.ContainerService.CheckpointContainer:input_type -> crisp.container.v1.CheckpointContainerRequest
-	3,  // 61: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
-	5,  // 62: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
-	7,  // 63: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
-	9,  // 64: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
-	11, // 65: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
-	13, // 66: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
-	15, // 67: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
-	17, // 68: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
-	19, // 69: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
-	21, // 70: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
-	23, // 71: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
-	25, // 72: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
-	32, // 73: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
-	36, // 74: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
-	38, // 75: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
-	40, // 76: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
-	42, // 77: crisp.container.v1.ContainerService.StreamContainers:output_type -> crisp.container.v1.StreamContainersResponse
-	44, // 78: crisp.container.v1.ContainerService.StreamContainerStats:output_type -> crisp.container.v1.StreamContainerStatsResponse
-	1,  // 79: crisp.container.v1.ContainerService.CheckpointContainer:output_type -> crisp.container.v1.CheckpointContainerResponse
-	61, // [61:80] is the sub-list for method output_type
-	42, // [42:61] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	51, // 0: crisp.container.v1.CheckpointContainerRequest.timeout:type_name -> google.protobuf.Duration
+	52, // 1: crisp.container.v1.PrepareContainerRequest.config:type_name -> runtime.v1.ContainerConfig
+	53, // 2: crisp.container.v1.PrepareContainerRequest.sandbox_config:type_name -> runtime.v1.PodSandboxConfig
+	54, // 3: crisp.container.v1.PrepareContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 4: crisp.container.v1.PrepareContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	56, // 5: crisp.container.v1.CommitContainerRequest.adjustment:type_name -> nri.pkg.api.v1alpha1.ContainerAdjustment
+	54, // 6: crisp.container.v1.CommitContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 7: crisp.container.v1.CommitContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	54, // 8: crisp.container.v1.CreateTaskResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 9: crisp.container.v1.CreateTaskResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	54, // 10: crisp.container.v1.StartContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 11: crisp.container.v1.StartContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	54, // 12: crisp.container.v1.StopContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 13: crisp.container.v1.StopContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	54, // 14: crisp.container.v1.RemoveContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 15: crisp.container.v1.RemoveContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	57, // 16: crisp.container.v1.GetContainerResponse.status:type_name -> runtime.v1.ContainerStatus
+	49, // 17: crisp.container.v1.GetContainerResponse.info:type_name -> crisp.container.v1.GetContainerResponse.InfoEntry
+	58, // 18: crisp.container.v1.ListContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	59, // 19: crisp.container.v1.ListContainersResponse.containers:type_name -> runtime.v1.Container
+	54, // 20: crisp.container.v1.DescribeContainerResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 21: crisp.container.v1.DescribeContainerResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	60, // 22: crisp.container.v1.UpdateContainerResourcesRequest.linux:type_name -> runtime.v1.LinuxContainerResources
+	61, // 23: crisp.container.v1.UpdateContainerResourcesRequest.nri:type_name -> nri.pkg.api.v1alpha1.LinuxResources
+	50, // 24: crisp.container.v1.UpdateContainerResourcesRequest.annotations:type_name -> crisp.container.v1.UpdateContainerResourcesRequest.AnnotationsEntry
+	54, // 25: crisp.container.v1.UpdateContainerResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	55, // 26: crisp.container.v1.UpdateContainerResourcesResponse.container:type_name -> nri.pkg.api.v1alpha1.Container
+	31, // 27: crisp.container.v1.ExecRequest.start:type_name -> crisp.container.v1.ExecStart
+	32, // 28: crisp.container.v1.ExecRequest.input:type_name -> crisp.container.v1.Input
+	33, // 29: crisp.container.v1.Input.stdin_closed:type_name -> crisp.container.v1.StdinClosed
+	34, // 30: crisp.container.v1.Input.resize:type_name -> crisp.container.v1.TerminalSize
+	35, // 31: crisp.container.v1.ExecResponse.output:type_name -> crisp.container.v1.Output
+	37, // 32: crisp.container.v1.ExecResponse.started:type_name -> crisp.container.v1.Started
+	39, // 33: crisp.container.v1.AttachRequest.start:type_name -> crisp.container.v1.AttachStart
+	32, // 34: crisp.container.v1.AttachRequest.input:type_name -> crisp.container.v1.Input
+	35, // 35: crisp.container.v1.AttachResponse.output:type_name -> crisp.container.v1.Output
+	37, // 36: crisp.container.v1.AttachResponse.started:type_name -> crisp.container.v1.Started
+	62, // 37: crisp.container.v1.GetContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	63, // 38: crisp.container.v1.ListContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	62, // 39: crisp.container.v1.ListContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	58, // 40: crisp.container.v1.StreamContainersRequest.filter:type_name -> runtime.v1.ContainerFilter
+	59, // 41: crisp.container.v1.StreamContainersResponse.containers:type_name -> runtime.v1.Container
+	63, // 42: crisp.container.v1.StreamContainerStatsRequest.filter:type_name -> runtime.v1.ContainerStatsFilter
+	62, // 43: crisp.container.v1.StreamContainerStatsResponse.stats:type_name -> runtime.v1.ContainerStats
+	2,  // 44: crisp.container.v1.ContainerService.PrepareContainer:input_type -> crisp.container.v1.PrepareContainerRequest
+	4,  // 45: crisp.container.v1.ContainerService.CommitContainer:input_type -> crisp.container.v1.CommitContainerRequest
+	6,  // 46: crisp.container.v1.ContainerService.AbortContainer:input_type -> crisp.container.v1.AbortContainerRequest
+	8,  // 47: crisp.container.v1.ContainerService.CreateTask:input_type -> crisp.container.v1.CreateTaskRequest
+	10, // 48: crisp.container.v1.ContainerService.RefuseStart:input_type -> crisp.container.v1.RefuseStartRequest
+	12, // 49: crisp.container.v1.ContainerService.StartContainer:input_type -> crisp.container.v1.StartContainerRequest
+	14, // 50: crisp.container.v1.ContainerService.StopContainer:input_type -> crisp.container.v1.StopContainerRequest
+	16, // 51: crisp.container.v1.ContainerService.RemoveContainer:input_type -> crisp.container.v1.RemoveContainerRequest
+	18, // 52: crisp.container.v1.ContainerService.GetContainer:input_type -> crisp.container.v1.GetContainerRequest
+	20, // 53: crisp.container.v1.ContainerService.ListContainers:input_type -> crisp.container.v1.ListContainersRequest
+	22, // 54: crisp.container.v1.ContainerService.DescribeContainer:input_type -> crisp.container.v1.DescribeContainerRequest
+	24, // 55: crisp.container.v1.ContainerService.UpdateContainerResources:input_type -> crisp.container.v1.UpdateContainerResourcesRequest
+	26, // 56: crisp.container.v1.ContainerService.ReopenContainerLog:input_type -> crisp.container.v1.ReopenContainerLogRequest
+	28, // 57: crisp.container.v1.ContainerService.ExecSync:input_type -> crisp.container.v1.ExecSyncRequest
+	30, // 58: crisp.container.v1.ContainerService.Exec:input_type -> crisp.container.v1.ExecRequest
+	38, // 59: crisp.container.v1.ContainerService.Attach:input_type -> crisp.container.v1.AttachRequest
+	41, // 60: crisp.container.v1.ContainerService.GetContainerStats:input_type -> crisp.container.v1.GetContainerStatsRequest
+	43, // 61: crisp.container.v1.ContainerService.ListContainerStats:input_type -> crisp.container.v1.ListContainerStatsRequest
+	45, // 62: crisp.container.v1.ContainerService.StreamContainers:input_type -> crisp.container.v1.StreamContainersRequest
+	47, // 63: crisp.container.v1.ContainerService.StreamContainerStats:input_type -> crisp.container.v1.StreamContainerStatsRequest
+	0,  // 64: crisp.container.v1.ContainerService.CheckpointContainer:input_type -> crisp.container.v1.CheckpointContainerRequest
+	3,  // 65: crisp.container.v1.ContainerService.PrepareContainer:output_type -> crisp.container.v1.PrepareContainerResponse
+	5,  // 66: crisp.container.v1.ContainerService.CommitContainer:output_type -> crisp.container.v1.CommitContainerResponse
+	7,  // 67: crisp.container.v1.ContainerService.AbortContainer:output_type -> crisp.container.v1.AbortContainerResponse
+	9,  // 68: crisp.container.v1.ContainerService.CreateTask:output_type -> crisp.container.v1.CreateTaskResponse
+	11, // 69: crisp.container.v1.ContainerService.RefuseStart:output_type -> crisp.container.v1.RefuseStartResponse
+	13, // 70: crisp.container.v1.ContainerService.StartContainer:output_type -> crisp.container.v1.StartContainerResponse
+	15, // 71: crisp.container.v1.ContainerService.StopContainer:output_type -> crisp.container.v1.StopContainerResponse
+	17, // 72: crisp.container.v1.ContainerService.RemoveContainer:output_type -> crisp.container.v1.RemoveContainerResponse
+	19, // 73: crisp.container.v1.ContainerService.GetContainer:output_type -> crisp.container.v1.GetContainerResponse
+	21, // 74: crisp.container.v1.ContainerService.ListContainers:output_type -> crisp.container.v1.ListContainersResponse
+	23, // 75: crisp.container.v1.ContainerService.DescribeContainer:output_type -> crisp.container.v1.DescribeContainerResponse
+	25, // 76: crisp.container.v1.ContainerService.UpdateContainerResources:output_type -> crisp.container.v1.UpdateContainerResourcesResponse
+	27, // 77: crisp.container.v1.ContainerService.ReopenContainerLog:output_type -> crisp.container.v1.ReopenContainerLogResponse
+	29, // 78: crisp.container.v1.ContainerService.ExecSync:output_type -> crisp.container.v1.ExecSyncResponse
+	36, // 79: crisp.container.v1.ContainerService.Exec:output_type -> crisp.container.v1.ExecResponse
+	40, // 80: crisp.container.v1.ContainerService.Attach:output_type -> crisp.container.v1.AttachResponse
+	42, // 81: crisp.container.v1.ContainerService.GetContainerStats:output_type -> crisp.container.v1.GetContainerStatsResponse
+	44, // 82: crisp.container.v1.ContainerService.ListContainerStats:output_type -> crisp.container.v1.ListContainerStatsResponse
+	46, // 83: crisp.container.v1.ContainerService.StreamContainers:output_type -> crisp.container.v1.StreamContainersResponse
+	48, // 84: crisp.container.v1.ContainerService.StreamContainerStats:output_type -> crisp.container.v1.StreamContainerStatsResponse
+	1,  // 85: crisp.container.v1.ContainerService.CheckpointContainer:output_type -> crisp.container.v1.CheckpointContainerResponse
+	65, // [65:86] is the sub-list for method output_type
+	44, // [44:65] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_crisp_container_v1_container_service_proto_init() }
@@ -3059,29 +3274,29 @@ func file_crisp_container_v1_container_service_proto_init() {
 	if File_crisp_container_v1_container_service_proto != nil {
 		return
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[26].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Input)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[28].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[32].OneofWrappers = []any{
 		(*Input_Stdin)(nil),
 		(*Input_StdinClosed)(nil),
 		(*Input_Resize)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[31].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[35].OneofWrappers = []any{
 		(*Output_Stdout)(nil),
 		(*Output_Stderr)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[32].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[36].OneofWrappers = []any{
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_ExitCode)(nil),
 		(*ExecResponse_Started)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[34].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[38].OneofWrappers = []any{
 		(*AttachRequest_Start)(nil),
 		(*AttachRequest_Input)(nil),
 	}
-	file_crisp_container_v1_container_service_proto_msgTypes[36].OneofWrappers = []any{
+	file_crisp_container_v1_container_service_proto_msgTypes[40].OneofWrappers = []any{
 		(*AttachResponse_Output)(nil),
 		(*AttachResponse_Started)(nil),
 	}
@@ -3091,7 +3306,7 @@ func file_crisp_container_v1_container_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crisp_container_v1_container_service_proto_rawDesc), len(file_crisp_container_v1_container_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

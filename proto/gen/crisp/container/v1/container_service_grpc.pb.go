@@ -22,6 +22,8 @@ const (
 	ContainerService_PrepareContainer_FullMethodName         = "/crisp.container.v1.ContainerService/PrepareContainer"
 	ContainerService_CommitContainer_FullMethodName          = "/crisp.container.v1.ContainerService/CommitContainer"
 	ContainerService_AbortContainer_FullMethodName           = "/crisp.container.v1.ContainerService/AbortContainer"
+	ContainerService_CreateTask_FullMethodName               = "/crisp.container.v1.ContainerService/CreateTask"
+	ContainerService_RefuseStart_FullMethodName              = "/crisp.container.v1.ContainerService/RefuseStart"
 	ContainerService_StartContainer_FullMethodName           = "/crisp.container.v1.ContainerService/StartContainer"
 	ContainerService_StopContainer_FullMethodName            = "/crisp.container.v1.ContainerService/StopContainer"
 	ContainerService_RemoveContainer_FullMethodName          = "/crisp.container.v1.ContainerService/RemoveContainer"
@@ -59,8 +61,17 @@ type ContainerServiceClient interface {
 	CommitContainer(ctx context.Context, in *CommitContainerRequest, opts ...grpc.CallOption) (*CommitContainerResponse, error)
 	// AbortContainer undoes PrepareContainer. An unknown id is not an error.
 	AbortContainer(ctx context.Context, in *AbortContainerRequest, opts ...grpc.CallOption) (*AbortContainerResponse, error)
-	// StartContainer creates and starts the container's task in the pod's shim. If that
-	// fails the container is EXITED with a start error.
+	// CreateTask creates the container's task in the pod's shim, whose process then waits for
+	// StartContainer. It is for who has to see the process before it runs. If it fails the
+	// container is EXITED with a start error.
+	// Errors: as StartContainer.
+	CreateTask(ctx context.Context, in *CreateTaskRequest, opts ...grpc.CallOption) (*CreateTaskResponse, error)
+	// RefuseStart ends a start that is not allowed to go on after CreateTask: the container is
+	// EXITED with a start error.
+	// Errors: NotFound, FailedPrecondition (wrong state).
+	RefuseStart(ctx context.Context, in *RefuseStartRequest, opts ...grpc.CallOption) (*RefuseStartResponse, error)
+	// StartContainer starts the container's task, which it creates in the pod's shim unless
+	// CreateTask has done so. If that fails the container is EXITED with a start error.
 	// Errors: NotFound, FailedPrecondition (wrong state), and the runtime's own error.
 	StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*StartContainerResponse, error)
 	// StopContainer sends the stop signal, waits up to the timeout, then kills the
@@ -141,6 +152,26 @@ func (c *containerServiceClient) AbortContainer(ctx context.Context, in *AbortCo
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AbortContainerResponse)
 	err := c.cc.Invoke(ctx, ContainerService_AbortContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *containerServiceClient) CreateTask(ctx context.Context, in *CreateTaskRequest, opts ...grpc.CallOption) (*CreateTaskResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateTaskResponse)
+	err := c.cc.Invoke(ctx, ContainerService_CreateTask_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *containerServiceClient) RefuseStart(ctx context.Context, in *RefuseStartRequest, opts ...grpc.CallOption) (*RefuseStartResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RefuseStartResponse)
+	err := c.cc.Invoke(ctx, ContainerService_RefuseStart_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -350,8 +381,17 @@ type ContainerServiceServer interface {
 	CommitContainer(context.Context, *CommitContainerRequest) (*CommitContainerResponse, error)
 	// AbortContainer undoes PrepareContainer. An unknown id is not an error.
 	AbortContainer(context.Context, *AbortContainerRequest) (*AbortContainerResponse, error)
-	// StartContainer creates and starts the container's task in the pod's shim. If that
-	// fails the container is EXITED with a start error.
+	// CreateTask creates the container's task in the pod's shim, whose process then waits for
+	// StartContainer. It is for who has to see the process before it runs. If it fails the
+	// container is EXITED with a start error.
+	// Errors: as StartContainer.
+	CreateTask(context.Context, *CreateTaskRequest) (*CreateTaskResponse, error)
+	// RefuseStart ends a start that is not allowed to go on after CreateTask: the container is
+	// EXITED with a start error.
+	// Errors: NotFound, FailedPrecondition (wrong state).
+	RefuseStart(context.Context, *RefuseStartRequest) (*RefuseStartResponse, error)
+	// StartContainer starts the container's task, which it creates in the pod's shim unless
+	// CreateTask has done so. If that fails the container is EXITED with a start error.
 	// Errors: NotFound, FailedPrecondition (wrong state), and the runtime's own error.
 	StartContainer(context.Context, *StartContainerRequest) (*StartContainerResponse, error)
 	// StopContainer sends the stop signal, waits up to the timeout, then kills the
@@ -416,6 +456,12 @@ func (UnimplementedContainerServiceServer) CommitContainer(context.Context, *Com
 }
 func (UnimplementedContainerServiceServer) AbortContainer(context.Context, *AbortContainerRequest) (*AbortContainerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortContainer not implemented")
+}
+func (UnimplementedContainerServiceServer) CreateTask(context.Context, *CreateTaskRequest) (*CreateTaskResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateTask not implemented")
+}
+func (UnimplementedContainerServiceServer) RefuseStart(context.Context, *RefuseStartRequest) (*RefuseStartResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RefuseStart not implemented")
 }
 func (UnimplementedContainerServiceServer) StartContainer(context.Context, *StartContainerRequest) (*StartContainerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StartContainer not implemented")
@@ -536,6 +582,42 @@ func _ContainerService_AbortContainer_Handler(srv interface{}, ctx context.Conte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ContainerServiceServer).AbortContainer(ctx, req.(*AbortContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ContainerService_CreateTask_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateTaskRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ContainerServiceServer).CreateTask(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ContainerService_CreateTask_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ContainerServiceServer).CreateTask(ctx, req.(*CreateTaskRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ContainerService_RefuseStart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RefuseStartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ContainerServiceServer).RefuseStart(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ContainerService_RefuseStart_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ContainerServiceServer).RefuseStart(ctx, req.(*RefuseStartRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -810,6 +892,14 @@ var ContainerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbortContainer",
 			Handler:    _ContainerService_AbortContainer_Handler,
+		},
+		{
+			MethodName: "CreateTask",
+			Handler:    _ContainerService_CreateTask_Handler,
+		},
+		{
+			MethodName: "RefuseStart",
+			Handler:    _ContainerService_RefuseStart_Handler,
 		},
 		{
 			MethodName: "StartContainer",

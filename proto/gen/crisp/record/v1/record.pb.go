@@ -382,7 +382,9 @@ type Container struct {
 	CgroupsPath string `protobuf:"bytes,22,opt,name=cgroups_path,json=cgroupsPath,proto3" json:"cgroups_path,omitempty"`
 	// Folder of the processes' state that the container is restored from when it is started;
 	// empty for one that begins anew.
-	RestorePath   string `protobuf:"bytes,23,opt,name=restore_path,json=restorePath,proto3" json:"restore_path,omitempty"`
+	RestorePath string `protobuf:"bytes,23,opt,name=restore_path,json=restorePath,proto3" json:"restore_path,omitempty"`
+	// Name of the image, normalised.
+	ImageName     string `protobuf:"bytes,24,opt,name=image_name,json=imageName,proto3" json:"image_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -578,6 +580,13 @@ func (x *Container) GetRestorePath() string {
 	return ""
 }
 
+func (x *Container) GetImageName() string {
+	if x != nil {
+		return x.ImageName
+	}
+	return ""
+}
+
 // Event is an entry of the outbox.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -763,7 +772,7 @@ const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"\rselinux_label\x18\x10 \x01(\tR\fselinuxLabel\x1a=\n" +
 	"\x0fNamespacesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf7\x06\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -793,7 +802,9 @@ const file_crisp_record_v1_record_proto_rawDesc = "" +
 	"stopSignal\x12 \n" +
 	"\vsnapshotter\x18\x15 \x01(\tR\vsnapshotter\x12!\n" +
 	"\fcgroups_path\x18\x16 \x01(\tR\vcgroupsPath\x12!\n" +
-	"\frestore_path\x18\x17 \x01(\tR\vrestorePath\"\xfc\x01\n" +
+	"\frestore_path\x18\x17 \x01(\tR\vrestorePath\x12\x1d\n" +
+	"\n" +
+	"image_name\x18\x18 \x01(\tR\timageName\"\xfc\x01\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
 	"\n" +

@@ -722,9 +722,11 @@ func (x *StopSandboxRequest) GetSandboxId() string {
 	return ""
 }
 
-// StopSandboxResponse is empty.
+// StopSandboxResponse carries the sandbox as it is now.
 type StopSandboxResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The pod as NRI plugins see it; absent for an unknown sandbox.
+	Pod           *api.PodSandbox `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +759,13 @@ func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use StopSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopSandboxResponse) Descriptor() ([]byte, []int) {
 	return file_crisp_sandbox_v1_sandbox_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *StopSandboxResponse) GetPod() *api.PodSandbox {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
 }
 
 // RemoveSandboxRequest names the sandbox.
@@ -1941,8 +1950,9 @@ const file_crisp_sandbox_v1_sandbox_service_proto_rawDesc = "" +
 	"containers\"3\n" +
 	"\x12StopSandboxRequest\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x15\n" +
-	"\x13StopSandboxResponse\"5\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"I\n" +
+	"\x13StopSandboxResponse\x122\n" +
+	"\x03pod\x18\x01 \x01(\v2 .nri.pkg.api.v1alpha1.PodSandboxR\x03pod\"5\n" +
 	"\x14RemoveSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"\x17\n" +
@@ -2105,65 +2115,66 @@ var file_crisp_sandbox_v1_sandbox_service_proto_depIdxs = []int32{
 	43, // 6: crisp.sandbox.v1.PrepareSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
 	43, // 7: crisp.sandbox.v1.QuiesceSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
 	44, // 8: crisp.sandbox.v1.QuiesceSandboxResponse.containers:type_name -> nri.pkg.api.v1alpha1.Container
-	45, // 9: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
-	39, // 10: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
-	46, // 11: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
-	47, // 12: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
-	48, // 13: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
-	49, // 14: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
-	49, // 15: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
-	43, // 16: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
-	23, // 17: crisp.sandbox.v1.PortForwardRequest.target:type_name -> crisp.sandbox.v1.PortForwardTarget
-	50, // 18: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	51, // 19: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
-	50, // 20: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	47, // 21: crisp.sandbox.v1.StreamSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
-	48, // 22: crisp.sandbox.v1.StreamSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
-	51, // 23: crisp.sandbox.v1.StreamSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
-	50, // 24: crisp.sandbox.v1.StreamSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
-	52, // 25: crisp.sandbox.v1.StreamSandboxMetricsResponse.metrics:type_name -> runtime.v1.PodSandboxMetrics
-	53, // 26: crisp.sandbox.v1.ListMetricDescriptorsResponse.descriptors:type_name -> runtime.v1.MetricDescriptor
-	4,  // 27: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
-	6,  // 28: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
-	8,  // 29: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
-	10, // 30: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
-	12, // 31: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
-	14, // 32: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
-	16, // 33: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
-	18, // 34: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
-	20, // 35: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
-	22, // 36: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
-	25, // 37: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
-	27, // 38: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
-	29, // 39: crisp.sandbox.v1.SandboxService.StreamSandboxes:input_type -> crisp.sandbox.v1.StreamSandboxesRequest
-	31, // 40: crisp.sandbox.v1.SandboxService.StreamSandboxStats:input_type -> crisp.sandbox.v1.StreamSandboxStatsRequest
-	33, // 41: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:input_type -> crisp.sandbox.v1.StreamSandboxMetricsRequest
-	35, // 42: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:input_type -> crisp.sandbox.v1.ListMetricDescriptorsRequest
-	0,  // 43: crisp.sandbox.v1.SandboxService.CheckpointSandbox:input_type -> crisp.sandbox.v1.CheckpointSandboxRequest
-	2,  // 44: crisp.sandbox.v1.SandboxService.CheckRestore:input_type -> crisp.sandbox.v1.CheckRestoreRequest
-	5,  // 45: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
-	7,  // 46: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
-	9,  // 47: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
-	11, // 48: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
-	13, // 49: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
-	15, // 50: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
-	17, // 51: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
-	19, // 52: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
-	21, // 53: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
-	24, // 54: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
-	26, // 55: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
-	28, // 56: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
-	30, // 57: crisp.sandbox.v1.SandboxService.StreamSandboxes:output_type -> crisp.sandbox.v1.StreamSandboxesResponse
-	32, // 58: crisp.sandbox.v1.SandboxService.StreamSandboxStats:output_type -> crisp.sandbox.v1.StreamSandboxStatsResponse
-	34, // 59: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:output_type -> crisp.sandbox.v1.StreamSandboxMetricsResponse
-	36, // 60: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:output_type -> crisp.sandbox.v1.ListMetricDescriptorsResponse
-	1,  // 61: crisp.sandbox.v1.SandboxService.CheckpointSandbox:output_type -> crisp.sandbox.v1.CheckpointSandboxResponse
-	3,  // 62: crisp.sandbox.v1.SandboxService.CheckRestore:output_type -> crisp.sandbox.v1.CheckRestoreResponse
-	45, // [45:63] is the sub-list for method output_type
-	27, // [27:45] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	43, // 9: crisp.sandbox.v1.StopSandboxResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	45, // 10: crisp.sandbox.v1.GetSandboxResponse.status:type_name -> runtime.v1.PodSandboxStatus
+	39, // 11: crisp.sandbox.v1.GetSandboxResponse.info:type_name -> crisp.sandbox.v1.GetSandboxResponse.InfoEntry
+	46, // 12: crisp.sandbox.v1.GetSandboxResponse.containers:type_name -> runtime.v1.ContainerStatus
+	47, // 13: crisp.sandbox.v1.ListSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	48, // 14: crisp.sandbox.v1.ListSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	49, // 15: crisp.sandbox.v1.UpdateSandboxResourcesRequest.overhead:type_name -> runtime.v1.LinuxContainerResources
+	49, // 16: crisp.sandbox.v1.UpdateSandboxResourcesRequest.resources:type_name -> runtime.v1.LinuxContainerResources
+	43, // 17: crisp.sandbox.v1.UpdateSandboxResourcesResponse.pod:type_name -> nri.pkg.api.v1alpha1.PodSandbox
+	23, // 18: crisp.sandbox.v1.PortForwardRequest.target:type_name -> crisp.sandbox.v1.PortForwardTarget
+	50, // 19: crisp.sandbox.v1.GetSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	51, // 20: crisp.sandbox.v1.ListSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	50, // 21: crisp.sandbox.v1.ListSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	47, // 22: crisp.sandbox.v1.StreamSandboxesRequest.filter:type_name -> runtime.v1.PodSandboxFilter
+	48, // 23: crisp.sandbox.v1.StreamSandboxesResponse.items:type_name -> runtime.v1.PodSandbox
+	51, // 24: crisp.sandbox.v1.StreamSandboxStatsRequest.filter:type_name -> runtime.v1.PodSandboxStatsFilter
+	50, // 25: crisp.sandbox.v1.StreamSandboxStatsResponse.stats:type_name -> runtime.v1.PodSandboxStats
+	52, // 26: crisp.sandbox.v1.StreamSandboxMetricsResponse.metrics:type_name -> runtime.v1.PodSandboxMetrics
+	53, // 27: crisp.sandbox.v1.ListMetricDescriptorsResponse.descriptors:type_name -> runtime.v1.MetricDescriptor
+	4,  // 28: crisp.sandbox.v1.SandboxService.PrepareSandbox:input_type -> crisp.sandbox.v1.PrepareSandboxRequest
+	6,  // 29: crisp.sandbox.v1.SandboxService.CommitSandbox:input_type -> crisp.sandbox.v1.CommitSandboxRequest
+	8,  // 30: crisp.sandbox.v1.SandboxService.AbortSandbox:input_type -> crisp.sandbox.v1.AbortSandboxRequest
+	10, // 31: crisp.sandbox.v1.SandboxService.QuiesceSandbox:input_type -> crisp.sandbox.v1.QuiesceSandboxRequest
+	12, // 32: crisp.sandbox.v1.SandboxService.StopSandbox:input_type -> crisp.sandbox.v1.StopSandboxRequest
+	14, // 33: crisp.sandbox.v1.SandboxService.RemoveSandbox:input_type -> crisp.sandbox.v1.RemoveSandboxRequest
+	16, // 34: crisp.sandbox.v1.SandboxService.GetSandbox:input_type -> crisp.sandbox.v1.GetSandboxRequest
+	18, // 35: crisp.sandbox.v1.SandboxService.ListSandboxes:input_type -> crisp.sandbox.v1.ListSandboxesRequest
+	20, // 36: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:input_type -> crisp.sandbox.v1.UpdateSandboxResourcesRequest
+	22, // 37: crisp.sandbox.v1.SandboxService.PortForward:input_type -> crisp.sandbox.v1.PortForwardRequest
+	25, // 38: crisp.sandbox.v1.SandboxService.GetSandboxStats:input_type -> crisp.sandbox.v1.GetSandboxStatsRequest
+	27, // 39: crisp.sandbox.v1.SandboxService.ListSandboxStats:input_type -> crisp.sandbox.v1.ListSandboxStatsRequest
+	29, // 40: crisp.sandbox.v1.SandboxService.StreamSandboxes:input_type -> crisp.sandbox.v1.StreamSandboxesRequest
+	31, // 41: crisp.sandbox.v1.SandboxService.StreamSandboxStats:input_type -> crisp.sandbox.v1.StreamSandboxStatsRequest
+	33, // 42: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:input_type -> crisp.sandbox.v1.StreamSandboxMetricsRequest
+	35, // 43: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:input_type -> crisp.sandbox.v1.ListMetricDescriptorsRequest
+	0,  // 44: crisp.sandbox.v1.SandboxService.CheckpointSandbox:input_type -> crisp.sandbox.v1.CheckpointSandboxRequest
+	2,  // 45: crisp.sandbox.v1.SandboxService.CheckRestore:input_type -> crisp.sandbox.v1.CheckRestoreRequest
+	5,  // 46: crisp.sandbox.v1.SandboxService.PrepareSandbox:output_type -> crisp.sandbox.v1.PrepareSandboxResponse
+	7,  // 47: crisp.sandbox.v1.SandboxService.CommitSandbox:output_type -> crisp.sandbox.v1.CommitSandboxResponse
+	9,  // 48: crisp.sandbox.v1.SandboxService.AbortSandbox:output_type -> crisp.sandbox.v1.AbortSandboxResponse
+	11, // 49: crisp.sandbox.v1.SandboxService.QuiesceSandbox:output_type -> crisp.sandbox.v1.QuiesceSandboxResponse
+	13, // 50: crisp.sandbox.v1.SandboxService.StopSandbox:output_type -> crisp.sandbox.v1.StopSandboxResponse
+	15, // 51: crisp.sandbox.v1.SandboxService.RemoveSandbox:output_type -> crisp.sandbox.v1.RemoveSandboxResponse
+	17, // 52: crisp.sandbox.v1.SandboxService.GetSandbox:output_type -> crisp.sandbox.v1.GetSandboxResponse
+	19, // 53: crisp.sandbox.v1.SandboxService.ListSandboxes:output_type -> crisp.sandbox.v1.ListSandboxesResponse
+	21, // 54: crisp.sandbox.v1.SandboxService.UpdateSandboxResources:output_type -> crisp.sandbox.v1.UpdateSandboxResourcesResponse
+	24, // 55: crisp.sandbox.v1.SandboxService.PortForward:output_type -> crisp.sandbox.v1.PortForwardResponse
+	26, // 56: crisp.sandbox.v1.SandboxService.GetSandboxStats:output_type -> crisp.sandbox.v1.GetSandboxStatsResponse
+	28, // 57: crisp.sandbox.v1.SandboxService.ListSandboxStats:output_type -> crisp.sandbox.v1.ListSandboxStatsResponse
+	30, // 58: crisp.sandbox.v1.SandboxService.StreamSandboxes:output_type -> crisp.sandbox.v1.StreamSandboxesResponse
+	32, // 59: crisp.sandbox.v1.SandboxService.StreamSandboxStats:output_type -> crisp.sandbox.v1.StreamSandboxStatsResponse
+	34, // 60: crisp.sandbox.v1.SandboxService.StreamSandboxMetrics:output_type -> crisp.sandbox.v1.StreamSandboxMetricsResponse
+	36, // 61: crisp.sandbox.v1.SandboxService.ListMetricDescriptors:output_type -> crisp.sandbox.v1.ListMetricDescriptorsResponse
+	1,  // 62: crisp.sandbox.v1.SandboxService.CheckpointSandbox:output_type -> crisp.sandbox.v1.CheckpointSandboxResponse
+	3,  // 63: crisp.sandbox.v1.SandboxService.CheckRestore:output_type -> crisp.sandbox.v1.CheckRestoreResponse
+	46, // [46:64] is the sub-list for method output_type
+	28, // [28:46] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_crisp_sandbox_v1_sandbox_service_proto_init() }

@@ -240,6 +240,8 @@ func (s *Sandboxd) view(id string) *nri.Container {
 		state = nri.ContainerState_CONTAINER_RUNNING
 	case criv1.ContainerState_CONTAINER_EXITED:
 		state = nri.ContainerState_CONTAINER_STOPPED
+	case criv1.ContainerState_CONTAINER_UNKNOWN: // as long as it is being made
+		state = nri.ContainerState_CONTAINER_UNKNOWN
 	}
 	return &nri.Container{Id: id, PodSandboxId: c.sandbox, Name: c.config.GetMetadata().GetName(), State: state}
 }

@@ -281,6 +281,35 @@ func (v *containerService) AbortContainer(ctx context.Context, req *containerv1.
 	return &containerv1.AbortContainerResponse{}, nil
 }
 
+func (v *containerService) CreateTask(ctx context.Context, req *containerv1.CreateTaskRequest) (*containerv1.CreateTaskResponse, error) {
+	failure := v.s.begin(ctx, "CreateTask")
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	c := v.s.containers[req.GetContainerId()]
+	if c == nil {
+		return nil, notFound("container", req.GetContainerId())
+	}
+	if failure != nil {
+		c.state = criv1.ContainerState_CONTAINER_EXITED
+		return nil, failure
+	}
+	return &containerv1.CreateTaskResponse{Pod: v.s.pod(c.sandbox), Container: v.s.view(req.GetContainerId())}, nil
+}
+
+func (v *containerService) RefuseStart(ctx context.Context, req *containerv1.RefuseStartRequest) (*containerv1.RefuseStartResponse, error) {
+	if err := v.s.begin(ctx, "RefuseStart"); err != nil {
+		return nil, err
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	c := v.s.containers[req.GetContainerId()]
+	if c == nil {
+		return nil, notFound("container", req.GetContainerId())
+	}
+	c.state = criv1.ContainerState_CONTAINER_EXITED
+	return &containerv1.RefuseStartResponse{}, nil
+}
+
 func (v *containerService) StartContainer(ctx context.Context, req *containerv1.StartContainerRequest) (*containerv1.StartContainerResponse, error) {
 	failure := v.s.begin(ctx, "StartContainer")
 	v.s.mu.Lock()

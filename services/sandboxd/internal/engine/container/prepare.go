@@ -121,7 +121,7 @@ func (u *UseCases) build(ctx context.Context, c *table.Container) error {
 	}
 	// From here on the image is in use, and an undo knows where the root file system is.
 	next := proto.CloneOf(c.Record())
-	next.ImageId, next.ImageRef, next.Snapshotter = img.ID, img.Ref, img.Snapshotter
+	next.ImageId, next.ImageRef, next.ImageName, next.Snapshotter = img.ID, img.Ref, img.Name, img.Snapshotter
 	c.Show(next)
 	var accounts pod.Accounts
 	var imageMounts map[string]imageMount

@@ -46,12 +46,14 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 	if err != nil {
 		return view.Container{}, err
 	}
+	// A process that waits for its start is in the cgroup already.
+	live := rec.GetState() == table.ContainerRunning || c.Waiting.Load() != nil
 	before, pages := oomScore(spec), hugepages(spec)
 	change, undo, err := u.p.Specs.SetResources(spec, wanted, plugin)
 	if err != nil {
 		return view.Container{}, fmt.Errorf("container %q: %w", id, err)
 	}
-	if rec.GetState() == table.ContainerRunning && !maps.Equal(pages, hugepages(spec)) {
+	if live && !maps.Equal(pages, hugepages(spec)) {
 		// OCI runtimes have no way to change them, and would say nothing.
 		return view.Container{}, fmt.Errorf("container %q: limits of huge pages cannot change while it runs: %w", id, errdefs.ErrFailedPrecondition)
 	}
@@ -63,7 +65,7 @@ func (u *UseCases) Update(ctx context.Context, id string, linux *criv1.LinuxCont
 	if err != nil {
 		return view.Container{}, err
 	}
-	if rec.GetState() == table.ContainerRunning {
+	if live {
 		u.keepSets(rec, change, undo)
 		err = refused(u.p.Tasks.Update(ctx, c.Sandbox.ID, id, change, annotations))
 		if err == nil {
@@ -153,7 +155,7 @@ func hugepages(spec *specs.Spec) map[string]uint64 {
 // restoreResources brings the cgroup of a running container back to what it was before a
 // change that was refused half way.
 func (u *UseCases) restoreResources(ctx context.Context, c *table.Container, undo *specs.LinuxResources) {
-	if c.Record().GetState() != table.ContainerRunning {
+	if c.Record().GetState() != table.ContainerRunning && c.Waiting.Load() == nil {
 		return
 	}
 	err := u.p.Tasks.Update(ctx, c.Sandbox.ID, c.ID, undo, nil)

@@ -107,6 +107,10 @@ type Container struct {
 	// Only who has the turn touches it.
 	TakeBack func()
 
+	// Waiting is the process of a task that was created and is still to be started; nil if
+	// there is none. Only who has the turn changes it.
+	Waiting atomic.Pointer[uint32]
+
 	OOM       atomic.Bool // the shim hinted at an OOM kill
 	Signalled atomic.Bool // the stop signal was sent
 	Killed    atomic.Bool // SIGKILL was sent

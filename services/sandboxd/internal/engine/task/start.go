@@ -22,30 +22,69 @@ import (
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
-// Start runs a CREATED container. If that fails the container is EXITED with a
-// start error, and the error carries what the runtime said.
-func (d *Driver) Start(ctx context.Context, id string) error {
-	err := d.p.Table.Ready()
-	if err != nil {
-		return err
-	}
-	c, err := d.p.Table.Container(id)
-	if err != nil {
-		return err
-	}
-	done, err := c.Turn.Take(ctx)
+// Create makes the task of a CREATED container; its process waits for Start, which does the
+// same if Create was not called. If it fails the container is EXITED as after a failed start.
+func (d *Driver) Create(ctx context.Context, id string) error {
+	c, done, err := d.startable(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer done()
+	_, err = d.create(ctx, c)
+	if err != nil {
+		work.Undo(ctx, func(ctx context.Context) { d.failStart(ctx, c, err) })
+	}
+	return err
+}
+
+// Refuse ends a start that somebody does not allow: the container is EXITED with a start error
+// of that cause.
+func (d *Driver) Refuse(ctx context.Context, id string, cause error) error {
+	c, done, err := d.startable(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	d.failStart(ctx, c, cause)
+	return nil
+}
+
+// startable takes the turn of a container that can be started.
+func (d *Driver) startable(ctx context.Context, id string) (c *table.Container, done func(), err error) {
+	err = d.p.Table.Ready()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err = d.p.Table.Container(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	done, err = c.Turn.Take(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	switch rec := c.Record(); {
 	case rec.GetState() == table.ContainerPreparing:
-		return fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
+		err = fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
 	case rec.GetState() != table.ContainerCreated:
-		return fmt.Errorf("container %q is %s, not created: %w", id, table.StateName(rec.GetState()), errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("container %q is %s, not created: %w", id, table.StateName(rec.GetState()), errdefs.ErrFailedPrecondition)
 	case c.Sandbox.Record().GetState() != table.SandboxReady || c.Sandbox.Record().GetExitedAt() != nil:
-		return fmt.Errorf("sandbox %q is not ready: %w", c.Sandbox.ID, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("sandbox %q is not ready: %w", c.Sandbox.ID, errdefs.ErrFailedPrecondition)
+	default:
+		return c, done, nil
 	}
+	done()
+	return nil, nil, err
+}
+
+// Start runs a CREATED container. If that fails the container is EXITED with a
+// start error, and the error carries what the runtime said.
+func (d *Driver) Start(ctx context.Context, id string) error {
+	c, done, err := d.startable(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
 	pid, err := d.run(ctx, c)
 	if err == nil {
 		err = d.p.Table.SaveContainer(ctx, c, func(r *recordv1.Container) ([]*recordv1.Event, error) {
@@ -60,6 +99,7 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 		work.Undo(ctx, func(ctx context.Context) { d.failStart(ctx, c, err) })
 		return err
 	}
+	c.Waiting.Store(nil)
 	c.NoteStarted()
 	d.dropRestored(ctx, c)
 	return nil
@@ -78,11 +118,12 @@ func (d *Driver) dropRestored(ctx context.Context, c *table.Container) {
 	}
 }
 
-// run creates and starts the task. The wait for its end begins before the start, so that
-// no end is missed.
-func (d *Driver) run(ctx context.Context, c *table.Container) (uint32, error) {
+// create makes the task, unless it waits already, and returns its process.
+func (d *Driver) create(ctx context.Context, c *table.Container) (uint32, error) {
+	if pid := c.Waiting.Load(); pid != nil {
+		return *pid, nil
+	}
 	rec := c.Record()
-	cfg := rec.GetConfig()
 	spec, err := c.Spec()
 	if err != nil {
 		return 0, err
@@ -110,14 +151,31 @@ func (d *Driver) run(ctx context.Context, c *table.Container) (uint32, error) {
 		err = d.p.Programs.Check(c.ID, pid, spec.Process)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("run %q: %w", strings.Join(command(cfg.GetCommand(), cfg.GetArgs()), " "), err)
+		return 0, running(rec, err)
+	}
+	c.Waiting.Store(&pid)
+	return pid, nil
+}
+
+// running is an error of the container's command.
+func running(rec *recordv1.Container, err error) error {
+	cfg := rec.GetConfig()
+	return fmt.Errorf("run %q: %w", strings.Join(command(cfg.GetCommand(), cfg.GetArgs()), " "), err)
+}
+
+// run creates and starts the task. The wait for its end begins before the start, so that
+// no end is missed.
+func (d *Driver) run(ctx context.Context, c *table.Container) (uint32, error) {
+	pid, err := d.create(ctx, c)
+	if err != nil {
+		return 0, err
 	}
 	d.followExit(c)
 	ctx, span := d.p.Tracer.Start(ctx, "sandboxd.start_task")
 	defer span.End()
 	started, err := d.p.Tasks.Start(ctx, c.Sandbox.ID, c.ID, "")
 	if err != nil {
-		return 0, fmt.Errorf("run %q: %w", strings.Join(command(cfg.GetCommand(), cfg.GetArgs()), " "), err)
+		return 0, running(c.Record(), err)
 	}
 	if started != 0 {
 		pid = started
@@ -160,6 +218,7 @@ func (d *Driver) makeVolumes(ctx context.Context, rec *recordv1.Container, spec 
 // failStart records a start that failed and removes what it left.
 func (d *Driver) failStart(ctx context.Context, c *table.Container, cause error) {
 	deleted := d.deleteFailed(ctx, c)
+	c.Waiting.Store(nil)
 	err := d.p.IO.Close(ctx, c.ID)
 	if err != nil {
 		d.p.Log.WarnContext(ctx, "streams of a failed start remain", slog.String("container_id", c.ID), slog.Any("error", err))

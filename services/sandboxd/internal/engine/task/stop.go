@@ -35,7 +35,11 @@ func (d *Driver) Stop(ctx context.Context, c *table.Container, timeout time.Dura
 		return err
 	}
 	state := c.Record().GetState()
+	err = d.dropWaiting(ctx, c)
 	done()
+	if err != nil {
+		return err
+	}
 	if state != table.ContainerRunning && state != table.ContainerUnknown {
 		return nil
 	}
@@ -46,6 +50,20 @@ func (d *Driver) Stop(ctx context.Context, c *table.Container, timeout time.Dura
 		}
 	}
 	return d.kill(ctx, c)
+}
+
+// dropWaiting deletes a task that was created and not started; the container can be started
+// again. The caller has the turn.
+func (d *Driver) dropWaiting(ctx context.Context, c *table.Container) error {
+	if c.Waiting.Load() == nil {
+		return nil
+	}
+	err := d.endTask(ctx, c)
+	if err != nil {
+		return fmt.Errorf("delete task: %w", err)
+	}
+	c.Waiting.Store(nil)
+	return d.p.IO.Close(ctx, c.ID)
 }
 
 // terminate sends the stop signal, unless another call did, and waits.
@@ -169,6 +187,10 @@ func signalNumber(name string) syscall.Signal {
 // was deleted before, its cgroup, the OCI runtime's state and its streams. The caller has the turn. It may be
 // repeated.
 func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
+	err := d.dropWaiting(ctx, c)
+	if err != nil {
+		return err
+	}
 	rec := c.Record()
 	switch {
 	case rec.GetTaskDeleted():
@@ -184,7 +206,7 @@ func (d *Driver) Discard(ctx context.Context, c *table.Container) error {
 		}
 	}
 	// The shim has done this already, unless it died, its bundle was lost, or the runtime lied.
-	err := d.p.Tasks.Clear(ctx, c.Sandbox.Handler, c.ID, rec.GetCgroupsPath())
+	err = d.p.Tasks.Clear(ctx, c.Sandbox.Handler, c.ID, rec.GetCgroupsPath())
 	if err != nil {
 		return err
 	}

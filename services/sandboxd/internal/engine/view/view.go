@@ -288,10 +288,14 @@ func (v *Views) Of(c *table.Container) Container {
 	if err != nil {
 		spec = &specs.Spec{}
 	}
-	return Container{
+	out := Container{
 		Pod:       v.p.Specs.PodView(c.Sandbox.Record()),
 		Container: v.p.Specs.ContainerView(c.Record(), spec),
 	}
+	if pid := c.Waiting.Load(); pid != nil && out.Container.GetPid() == 0 {
+		out.Container.Pid = *pid
+	}
+	return out
 }
 
 // mountsImage says whether a container has an image as a volume.

@@ -254,22 +254,31 @@ func TestPod(t *testing.T) {
 	t.Parallel()
 	config := &criv1.PodSandboxConfig{Metadata: &criv1.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1"}, Linux: &criv1.LinuxPodSandboxConfig{}}
 	config.Labels = map[string]string{"l": "1"}
+	config.Annotations = map[string]string{"a": "1"}
 	config.Linux.CgroupParent = "/kubepods/pod1"
 	config.Linux.Overhead = &criv1.LinuxContainerResources{MemoryLimitInBytes: 7}
-	got := Pod(&recordv1.Sandbox{
+	rec := &recordv1.Sandbox{
 		Id: "id", Config: config, RuntimeHandler: "runc", NetnsPath: "/run/ns/net", Ips: []string{"10.0.0.1"}, Pid: 7,
-		Namespaces: map[string]string{"ipc": "/run/ns/ipc"},
-	})
+		Namespaces: map[string]string{"ipc": "/run/ns/ipc"}, State: recordv1.SandboxState_SANDBOX_STATE_STOPPING,
+	}
 	want := &nri.PodSandbox{
 		Id: "id", Name: "web", Uid: "u-1", Namespace: "default", Labels: map[string]string{"l": "1"}, RuntimeHandler: "runc",
+		Annotations: map[string]string{
+			"a": "1", "io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "id", "io.kubernetes.cri.sandbox-name": "web",
+			"io.kubernetes.cri.sandbox-namespace": "default", "io.kubernetes.cri.sandbox-uid": "u-1",
+		},
 		Ips: []string{"10.0.0.1"}, Pid: 7,
 		Linux: &nri.LinuxPodSandbox{
-			CgroupParent: "/kubepods/pod1", PodOverhead: &nri.LinuxResources{Cpu: &nri.LinuxCPU{}, Memory: &nri.LinuxMemory{Limit: nri.Int64(int64(7))}},
+			CgroupParent: "/kubepods/pod1", CgroupsPath: "/kubepods/pod1/id", PodOverhead: &nri.LinuxResources{Cpu: &nri.LinuxCPU{}, Memory: &nri.LinuxMemory{Limit: nri.Int64(int64(7))}},
 			Namespaces: []*nri.LinuxNamespace{{Type: "ipc", Path: "/run/ns/ipc"}, {Type: "network", Path: "/run/ns/net"}},
 		},
 	}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, Pod(rec, "/kubepods/pod1/id"), protocmp.Transform()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	rec.State = recordv1.SandboxState_SANDBOX_STATE_STOPPED
+	if ns := Pod(rec, "").GetLinux().GetNamespaces(); len(ns) > 0 {
+		t.Errorf("a stopped pod has the namespaces %v", ns)
 	}
 }
 
@@ -282,13 +291,13 @@ func TestContainer(t *testing.T) {
 	at := time.Unix(5, 6)
 	got := Container(&recordv1.Container{
 		Id: "id", SandboxId: "pod", State: recordv1.ContainerState_CONTAINER_STATE_EXITED, Config: config,
-		CreatedAt: timestamppb.New(at), ExitCode: 3, Reason: "Error", ImageId: "sha256:1", ImageRef: "app@sha256:2",
+		CreatedAt: timestamppb.New(at), ExitCode: 3, Reason: "Error", ImageId: "sha256:1", ImageRef: "app@sha256:2", ImageName: "example.com/app:1",
 	}, spec)
 	if got.GetState() != nri.ContainerState_CONTAINER_STOPPED || got.GetCreatedAt() != at.UnixNano() || got.GetStartedAt() != 0 ||
 		got.GetExitCode() != 3 || got.GetStatusReason() != "Error" || got.GetName() != "app" || got.GetPodSandboxId() != "pod" {
 		t.Errorf("container %v", got)
 	}
-	if i := got.GetImage(); i.GetName() != "app:1" || i.GetDigest() != "sha256:2" || i.GetConfigDigest() != "sha256:1" {
+	if i := got.GetImage(); i.GetName() != "example.com/app:1" || i.GetDigest() != "sha256:2" || i.GetConfigDigest() != "sha256:1" {
 		t.Errorf("image %v", i)
 	}
 	if got.GetAnnotations()["own"] != "1" || got.GetAnnotations()["io.kubernetes.cri.image-name"] != "app" {
@@ -297,6 +306,10 @@ func TestContainer(t *testing.T) {
 	if got.GetLinux().GetResources().GetMemory().GetLimit().GetValue() != 1<<20 || len(got.GetMounts()) != len(spec.Mounts) ||
 		len(got.GetLinux().GetDevices()) != 1 || got.GetRlimits()[0].GetHard() != 20 || !slices.Equal(got.GetArgs(), spec.Process.Args) {
 		t.Errorf("container %v", got)
+	}
+	made := Container(&recordv1.Container{State: recordv1.ContainerState_CONTAINER_STATE_PREPARING, CreatedAt: timestamppb.New(at)}, spec)
+	if made.GetCreatedAt() != 0 {
+		t.Errorf("a container that is being made was created at %d", made.GetCreatedAt())
 	}
 	empty := Container(&recordv1.Container{}, &specs.Spec{})
 	if empty.GetState() != nri.ContainerState_CONTAINER_UNKNOWN {

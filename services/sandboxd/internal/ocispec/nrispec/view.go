@@ -1,6 +1,7 @@
 package nrispec
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -12,12 +13,17 @@ import (
 
 	recordv1 "github.com/crisp-cri/crisp/proto/gen/crisp/record/v1"
 	"github.com/crisp-cri/crisp/services/sandboxd/internal/ocispec/resource"
+	"github.com/crisp-cri/crisp/services/sandboxd/internal/pod"
 )
 
 // Pod returns a pod as NRI plugins see it. Its process id is that of the pod's own
-// init, 0 if it has none; plugins reach its namespaces by their paths.
-func Pod(rec *recordv1.Sandbox) *nri.PodSandbox {
+// init, 0 if it has none, and so it is with its cgroup; plugins reach its namespaces by their
+// paths, as long as there are any.
+func Pod(rec *recordv1.Sandbox, cgroup string) *nri.PodSandbox {
 	config := rec.GetConfig()
+	annotations := copied(config.GetAnnotations())
+	maps.Copy(annotations, pod.Annotations(rec.GetId(), config.GetMetadata()))
+	annotations[pod.AnnotationType] = pod.TypeSandbox
 	linux := config.GetLinux()
 	overhead, resources := rec.GetOverhead(), rec.GetResources()
 	if overhead == nil {
@@ -32,7 +38,7 @@ func Pod(rec *recordv1.Sandbox) *nri.PodSandbox {
 		Uid:            config.GetMetadata().GetUid(),
 		Namespace:      config.GetMetadata().GetNamespace(),
 		Labels:         copied(config.GetLabels()),
-		Annotations:    copied(config.GetAnnotations()),
+		Annotations:    annotations,
 		RuntimeHandler: rec.GetRuntimeHandler(),
 		Pid:            rec.GetPid(),
 		Ips:            slices.Clone(rec.GetIps()),
@@ -40,12 +46,16 @@ func Pod(rec *recordv1.Sandbox) *nri.PodSandbox {
 			PodOverhead:  resource.CRIToNRI(overhead),
 			PodResources: resource.CRIToNRI(resources),
 			CgroupParent: linux.GetCgroupParent(),
+			CgroupsPath:  cgroup,
 			Namespaces:   podNamespaces(rec),
 		},
 	}
 }
 
 func podNamespaces(rec *recordv1.Sandbox) []*nri.LinuxNamespace {
+	if rec.GetState() == recordv1.SandboxState_SANDBOX_STATE_STOPPED {
+		return nil // their paths lead nowhere any more
+	}
 	paths := copied(rec.GetNamespaces())
 	if rec.GetNetnsPath() != "" {
 		paths["network"] = rec.GetNetnsPath()
@@ -74,7 +84,7 @@ func Container(rec *recordv1.Container, spec *specs.Spec) *nri.Container {
 		Hooks:         nri.FromOCIHooks(spec.Hooks),
 		Linux:         linuxToNRI(config, spec),
 		Pid:           rec.GetPid(),
-		CreatedAt:     nanos(rec.GetCreatedAt()),
+		CreatedAt:     createdAt(rec),
 		StartedAt:     nanos(rec.GetStartedAt()),
 		FinishedAt:    nanos(rec.GetFinishedAt()),
 		ExitCode:      rec.GetExitCode(),
@@ -137,12 +147,17 @@ func profileToNRI(config *criv1.ContainerConfig) *nri.SecurityProfile {
 	}
 }
 
+// createdAt is absent as long as plugins can keep a container from being created.
+func createdAt(rec *recordv1.Container) int64 {
+	if rec.GetState() == recordv1.ContainerState_CONTAINER_STATE_PREPARING {
+		return 0
+	}
+	return nanos(rec.GetCreatedAt())
+}
+
 func imageToNRI(rec *recordv1.Container) *nri.Image {
 	image := rec.GetConfig().GetImage()
-	name := image.GetUserSpecifiedImage()
-	if name == "" {
-		name = image.GetImage()
-	}
+	name := cmp.Or(rec.GetImageName(), image.GetUserSpecifiedImage(), image.GetImage()) // older records have none
 	_, digest, _ := strings.Cut(rec.GetImageRef(), "@")
 	return &nri.Image{Name: name, Digest: digest, ConfigDigest: rec.GetImageId()}
 }
