@@ -129,10 +129,16 @@ func TestNetDevicesAndMemoryPoliciesOfPlugins(t *testing.T) {
 			t.Errorf("memory of the first process: %s", maps)
 		}
 		made := 0
-		for want, adjust := range map[string]func(*nri.ContainerAdjustment){
+		refusals := map[string]func(*nri.ContainerAdjustment){
 			"missing0":            func(a *nri.ContainerAdjustment) { a.AddLinuxNetDevice("missing0", &nri.LinuxNetDevice{Name: "fast1"}) },
 			"linux.memory_policy": func(a *nri.ContainerAdjustment) { a.SetLinuxMemoryPolicy(nri.MpolMode_MPOL_BIND, "999") },
-		} {
+		}
+		if _, err := os.Stat("/sys/fs/resctrl/schemata"); err != nil {
+			refusals["linux.rdt: RDT is not mounted"] = func(a *nri.ContainerAdjustment) {
+				a.Linux = &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("gold")}}
+			}
+		}
+		for want, adjust := range refusals {
 			p.adjust = func(*nri.Container) *nri.ContainerAdjustment {
 				a := &nri.ContainerAdjustment{}
 				adjust(a)

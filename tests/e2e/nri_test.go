@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
@@ -196,6 +197,47 @@ func TestLatePluginIsSynchronized(t *testing.T) {
 	eventually(t, "plugin is synchronized", func() error {
 		if got := p.noted(); !slices.Equal(got, want) {
 			return fmt.Errorf("calls are %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// A plugin that comes while a container is given its time to end is synchronised, and pods start
+// meanwhile.
+func TestPluginComesDuringALongStop(t *testing.T) {
+	s := start(t, testenv.Setup{})
+	s.pull(busybox)
+	pod, config := s.pod("slow")
+	id := s.container(pod, config, containerConfig("deaf", "trap '' TERM; while :; do sleep 0.1; done"))
+	stop := func(patience int64) error {
+		_, err := s.CRI.StopContainer(context.Background(), &criv1.StopContainerRequest{ContainerId: id, Timeout: patience})
+		return err
+	}
+	long := make(chan error, 1)
+	go func() { long <- stop(600) }()
+	time.Sleep(time.Second)
+	p := &plugin{}
+	p.connect(t, s, "10", "late")
+	s.pod("beside")
+	eventually(t, "the plugin takes part", func() error {
+		want := []string{"Synchronize pod slow", "Synchronize container deaf", "RunPodSandbox beside"}
+		for _, w := range want {
+			if !slices.Contains(p.noted(), w) && !slices.Contains(p.noted(), "Synchronize pod beside") {
+				return fmt.Errorf("calls are %q, want %q", p.noted(), w)
+			}
+		}
+		return nil
+	})
+	select {
+	case err := <-long:
+		t.Errorf("the stop is over: %v", err)
+	default:
+	}
+	must(t, stop(0))
+	must(t, <-long)
+	eventually(t, "the plugin is told of the end", func() error {
+		if !slices.Contains(p.noted(), "StopContainer deaf") {
+			return fmt.Errorf("calls are %q", p.noted())
 		}
 		return nil
 	})

@@ -169,7 +169,7 @@ func TestOneTracePerCallThroughAllProcesses(t *testing.T) {
 	must(t, err)
 	check(trace,
 		path{{gateway, "CreateContainer"}, {sandboxd, "PrepareContainer"}},
-		path{{gateway, "CreateContainer"}, {hub, "CreateContainer"}},
+		path{{gateway, "CreateContainer"}, {hub, "CreateContainer"}, {hub, "nri.plugin"}},
 		path{{gateway, "CreateContainer"}, {sandboxd, "CommitContainer"}},
 	)
 
@@ -177,8 +177,8 @@ func TestOneTracePerCallThroughAllProcesses(t *testing.T) {
 	_, err = s.CRI.StartContainer(ctx, &criv1.StartContainerRequest{ContainerId: created.GetContainerId()})
 	must(t, err)
 	check(trace,
-		path{{gateway, "StartContainer"}, {hub, "StartContainer"}},
-		path{{gateway, "StartContainer"}, {sandboxd, "StartContainer"}, {sandboxd, "create_task"}, {sandboxd, "Task/Create"}},
+		path{{gateway, "StartContainer"}, {hub, "StartContainer"}, {hub, "nri.plugin"}},
+		path{{gateway, "StartContainer"}, {sandboxd, "CreateTask"}, {sandboxd, "create_task"}, {sandboxd, "Task/Create"}},
 		path{{gateway, "StartContainer"}, {sandboxd, "StartContainer"}, {sandboxd, "start_task"}, {sandboxd, "Task/Start"}},
 	)
 	// The news of the start carries the trace on.

@@ -109,6 +109,21 @@ func fields() map[string]*nri.ContainerAdjustment {
 	}
 }
 
+// names are what the fields are called in conflicts, with the key of an entry.
+func names() map[string]string {
+	return map[string]string{
+		"annotation": "Annotations k:", "mount": "Mounts /k:", "env": "Env K:", "args": "Args :", "rlimit": "Rlimits RLIMIT_NOFILE:", "cdi": "CdiDevices v.com/c=d:",
+		"device": "Devices /dev/k:", "namespace": "Namespace uts:", "sysctl": "Sysctl k:", "net device": "LinuxNetDevices k0:", "cgroups path": "CgroupsPath :",
+		"oom score": "OomScoreAdj :", "io priority": "IoPriority :", "seccomp": "SeccompPolicy :", "scheduler": "LinuxSched :", "mem policy": "MemoryPolicy :",
+		"rdt clos": "RdtClosID :", "rdt schemata": "RdtSchemata :", "rdt monitor": "RdtEnableMonitoring :",
+		"mem limit": "MemLimit :", "mem reservation": "MemReservation :", "mem swap": "MemSwapLimit :", "mem kernel": "MemKernelLimit :", "mem kernel tcp": "MemTCPLimit :",
+		"mem swappiness": "MemSwappiness :", "mem oom killer": "MemDisableOomKiller :", "mem hierarchy": "MemUseHierarchy :",
+		"cpu shares": "CPUShares :", "cpu quota": "CPUQuota :", "cpu period": "CPUPeriod :", "cpu rt runtime": "CPURealtimeRuntime :", "cpu rt period": "CPURealtimePeriod :",
+		"cpuset cpus": "CPUSetCPUs :", "cpuset mems": "CPUSetMems :", "pids": "PidsLimit :", "hugepages": "HugepageLimits 1G:", "blockio class": "BlockioClass :",
+		"rdt class": "RdtClass :", "unified": "CgroupsUnified memory.high:",
+	}
+}
+
 func TestEveryFieldIsMergedAndOwned(t *testing.T) {
 	t.Parallel()
 	for name, a := range fields() {
@@ -125,9 +140,8 @@ func TestEveryFieldIsMergedAndOwned(t *testing.T) {
 				t.Error("later plugins do not see the change")
 			}
 			_, err = apply(t, step{"10-a", proto.CloneOf(a)}, step{"20-b", proto.CloneOf(a)})
-			if !errors.Is(err, errdefs.ErrConflict) ||
-				!strings.Contains(err.Error(), `"20-b"`) || !strings.Contains(err.Error(), `"10-a"`) {
-				t.Errorf("second plugin: error is %v, want a conflict that names both plugins", err)
+			if want := `plugins "20-b" and "10-a" both tried to set ` + names()[name]; !errors.Is(err, errdefs.ErrConflict) || !strings.Contains(err.Error(), want) {
+				t.Errorf("second plugin: error is %v, want a conflict that says %q", err, want)
 			}
 			// A plugin may say the same thing twice.
 			if _, err = apply(t, step{"10-a", proto.CloneOf(a)}, step{"10-a", proto.CloneOf(a)}); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	nriv1 "github.com/crisp-cri/crisp/proto/gen/crisp/nri/v1"
 	"github.com/crisp-cri/crisp/services/internal/config"
@@ -104,8 +107,20 @@ func TestRegisterConfigureSynchronizeDispatch(t *testing.T) {
 		t.Error("the second plugin was asked although the first one had refused")
 	}
 
-	if n := len(h.span.Named("nri.plugin")); n == 0 {
-		t.Error("no span for plugin calls")
+	// Each call of a plugin is a span below that of the request, and says how it ended.
+	calls := map[string]sdktrace.ReadOnlySpan{}
+	for _, s := range h.span.Named("nri.plugin") {
+		var what []string
+		for _, a := range s.Attributes() {
+			what = append(what, a.Value.String())
+		}
+		calls[strings.Join(what, " ")] = s
+	}
+	if s := calls["10-b CreateContainer"]; s == nil || !s.Parent().IsValid() || s.Status().Code == codes.Error {
+		t.Errorf("spans of calls are %v", slices.Collect(maps.Keys(calls)))
+	}
+	if s := calls["10-a RunPodSandbox rejected"]; s == nil || s.Status().Code != codes.Error || !strings.Contains(s.Status().Description, "no way") {
+		t.Errorf("span of the refusal: %v among %v", s, slices.Collect(maps.Keys(calls)))
 	}
 }
 

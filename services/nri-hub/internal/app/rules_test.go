@@ -127,6 +127,38 @@ func TestHungPluginIsDegradedAndComesBack(t *testing.T) {
 	}
 }
 
+// A plugin is degraded by so many timeouts in a row as the configuration says, and an answer
+// in between begins the count anew.
+func TestTimeoutsInARowDegrade(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t)
+	cfg.Degraded.After = 2
+	cfg.Degraded.MinPause = config.Duration(time.Minute)
+	cfg.Degraded.MaxPause = config.Duration(time.Minute)
+	cfg.Plugins = []hubconfig.Plugin{hanging("slow", 300*time.Millisecond)}
+	h := startHub(t, cfg)
+	g := h.connect()
+	release := make(chan struct{})
+	defer close(release)
+	h.mustStart("10", "slow", &recorder{onCreate: func(_ context.Context, c *nri.Container) (*nri.ContainerAdjustment, []*nri.ContainerUpdate, error) {
+		if strings.HasPrefix(c.GetId(), "hangs") {
+			<-release
+		}
+		return nil, nil, nil
+	}})
+	g.await(t, "10-slow")
+	for i, tt := range []struct{ id, state string }{
+		{"hangs1", "active"}, {"answers", "active"}, {"hangs2", "active"}, {"hangs3", "degraded"},
+	} {
+		if _, err := g.create(t.Context(), tt.id); err != nil {
+			t.Fatal(err)
+		}
+		if p, _ := g.plugin(t.Context(), "10-slow"); p.GetState() != tt.state {
+			t.Errorf("after request %d, %s, the plugin is %s, want %s", i, tt.id, p.GetState(), tt.state)
+		}
+	}
+}
+
 // A degraded plugin whose policy is to fail requests fails them at once.
 func TestDegradedPluginFailsFastWherePolicySaysSo(t *testing.T) {
 	t.Parallel()

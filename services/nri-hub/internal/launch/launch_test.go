@@ -1,11 +1,15 @@
 package launch
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,14 +67,14 @@ func write(t *testing.T, folder, name, script string, at time.Time) {
 
 func run(t *testing.T, folder string) hall {
 	t.Helper()
-	return runWith(t, folder, testkit.Patience)
+	return runWith(t, folder, 10*time.Millisecond, testkit.Patience)
 }
 
-func runWith(t *testing.T, folder string, stop time.Duration) hall {
+func runWith(t *testing.T, folder string, pause, stop time.Duration) hall {
 	t.Helper()
 	h := hall{came: make(chan string, 10), went: make(chan string, 10)}
 	l := New(Config{
-		Folder: folder, ConfigFolder: folder, MinBackoff: 10 * time.Millisecond, MaxBackoff: time.Second, StopTimeout: stop,
+		Folder: folder, ConfigFolder: folder, MinBackoff: pause, MaxBackoff: time.Second, StopTimeout: stop,
 	}, slog.New(slog.DiscardHandler), h)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -131,6 +135,26 @@ func TestFolderThatIsReplaced(t *testing.T) {
 	h.expect(t, h.came, "50-watched")
 }
 
+// A plugin that ends at once is started again after pauses that grow.
+func TestPausesGrow(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "plugins")
+	write(t, folder, "10-ends", "date +%s%N >> "+filepath.Join(folder, "..", "starts"), time.Now())
+	begin := time.Now()
+	runWith(t, folder, 200*time.Millisecond, testkit.Patience)
+	const starts, least = 4, (200 + 400 + 800) * time.Millisecond
+	testkit.Eventually(t, testkit.Patience, func() error {
+		text, err := os.ReadFile(filepath.Join(folder, "..", "starts"))
+		if n := bytes.Count(text, []byte("\n")); err == nil && n < starts {
+			err = fmt.Errorf("started %d times", n)
+		}
+		return err
+	})
+	if took := time.Since(begin); took < least {
+		t.Errorf("started %d times within %v, want pauses of %v", starts, took, least)
+	}
+}
+
 // A process that does not heed SIGTERM is killed; a configuration that cannot be read is
 // nobody else's trouble.
 func TestPluginsThatMisbehave(t *testing.T) {
@@ -141,9 +165,9 @@ func TestPluginsThatMisbehave(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(folder, "30-unreadable.conf"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	h := runWith(t, folder, 100*time.Millisecond)
+	h := runWith(t, folder, 10*time.Millisecond, 500*time.Millisecond)
 	h.expect(t, h.came, "10-good")
-	write(t, folder, "20-deaf", "trap '' TERM; touch "+filepath.Join(folder, "..", "deaf")+"; while :; do sleep 1; done", time.Now())
+	write(t, folder, "20-deaf", fmt.Sprintf("trap 'touch %[1]s/told' TERM; echo $$ > %[1]s/deaf; while :; do sleep 0.1; done", filepath.Dir(folder)), time.Now())
 	h.expect(t, h.came, "20-deaf")
 	testkit.Eventually(t, testkit.Patience, func() error {
 		_, err := os.Stat(filepath.Join(folder, "..", "deaf"))
@@ -153,6 +177,19 @@ func TestPluginsThatMisbehave(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.expect(t, h.went, "20-deaf")
+	testkit.Eventually(t, testkit.Patience, func() error {
+		pid, err := os.ReadFile(filepath.Join(filepath.Dir(folder), "deaf"))
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("its process is there: %w", err)
+		}
+		return nil
+	})
+	if _, err := os.Stat(filepath.Join(filepath.Dir(folder), "told")); err != nil {
+		t.Errorf("it was not asked to end first: %v", err)
+	}
 	put(t, folder, "40-next", time.Now())
 	h.expect(t, h.came, "40-next")
 }

@@ -18,8 +18,8 @@ func (d *Dispatcher) Validate(ctx context.Context, r *Request, req *nri.Validate
 		if ctx.Err() != nil {
 			return fmt.Errorf("validate the adjustment of container %q: %w", req.GetContainer().GetId(), err)
 		}
-		return fmt.Errorf("adjustment of container %q refused by %s: %w: %w",
-			req.GetContainer().GetId(), who, err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("adjustment of container %q refused by %s: %w: %v",
+			req.GetContainer().GetId(), who, errdefs.ErrFailedPrecondition, err) //nolint:errorlint // the cause's class must not win
 	}
 	if v := d.parts.Roster.Policy().Validator; v != nil {
 		if err := v.ValidateContainerAdjustment(ctx, req); err != nil {

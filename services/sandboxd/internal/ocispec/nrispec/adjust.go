@@ -64,7 +64,7 @@ func (n Node) Adjust(given *specs.Spec, adj *nri.ContainerAdjustment) (*specs.Sp
 	if p := adj.GetLinux().GetSeccompPolicy(); p != nil && p.GetDefaultErrno() != nil {
 		spec.Linux.Seccomp.DefaultErrnoRet = new(uint(p.GetDefaultErrno().GetValue()))
 	}
-	if err := supported(spec, n.Host); err != nil {
+	if err := supported(spec, adj.GetLinux(), n.Host); err != nil {
 		return nil, err
 	}
 	n.Host.Groups.Confine(spec.Linux)
@@ -175,12 +175,16 @@ func generator(spec *specs.Spec, inject func(*specs.Spec, []string) error) *gene
 
 // supported refuses what a specification asks for and the host cannot do, which an OCI
 // runtime would only say when the container starts.
-func supported(spec *specs.Spec, on host.Facts) error {
+func supported(spec *specs.Spec, adj *nri.LinuxContainerAdjustment, on host.Facts) error {
 	if spec.Linux.IntelRdt != nil && !on.RDT {
-		return fmt.Errorf("NRI adjustment: RDT is not mounted on the host: %w", errdefs.ErrFailedPrecondition)
+		field := "linux.rdt"
+		if adj.GetResources().GetRdtClass() != nil {
+			field = "linux.resources.rdt_class"
+		}
+		return fmt.Errorf("NRI adjustment: %s: RDT is not mounted on the host: %w", field, errdefs.ErrFailedPrecondition)
 	}
 	if s := spec.Linux.Seccomp; s != nil && !on.Seccomp {
-		return fmt.Errorf("NRI adjustment: the kernel lacks seccomp: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("NRI adjustment: linux.seccomp_policy: the kernel lacks seccomp: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }

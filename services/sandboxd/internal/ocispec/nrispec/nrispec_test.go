@@ -188,20 +188,21 @@ func TestAdjustRefuses(t *testing.T) {
 		adj  *nri.ContainerAdjustment
 		node Node
 		want error
+		says string
 	}{
-		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"unknown block I/O":  {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument},
-		"unknown RDT class":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument},
-		"RDT class, no RDT":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: knownClasses{}}, errdefs.ErrFailedPrecondition},
-		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition},
-		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Node{Host: testHost()}, errdefs.ErrInvalidArgument},
+		"block I/O class":    {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition, ""},
+		"RDT class":          {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition, ""},
+		"unknown block I/O":  {resources(&nri.LinuxResources{BlockioClass: nri.String("fast")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument, ""},
+		"unknown RDT class":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: noClasses{}}, errdefs.ErrInvalidArgument, ""},
+		"RDT class, no RDT":  {resources(&nri.LinuxResources{RdtClass: nri.String("gold")}), Node{Host: testHost(), Classes: knownClasses{}}, errdefs.ErrFailedPrecondition, "linux.resources.rdt_class"},
+		"unified on v1":      {resources(&nri.LinuxResources{Unified: map[string]string{"a": "b"}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition, ""},
+		"huge pages":         {resources(&nri.LinuxResources{HugepageLimits: []*nri.HugepageLimit{{PageSize: "2MB"}}}), Node{Host: testHost()}, errdefs.ErrFailedPrecondition, ""},
+		"RDT without it":     {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: &nri.LinuxRdt{ClosId: nri.String("x")}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition, "linux.rdt"},
+		"CDI without it":     {&nri.ContainerAdjustment{CDIDevices: []*nri.CDIDevice{{Name: "v.com/c=d"}}}, Node{Host: testHost()}, errdefs.ErrFailedPrecondition, ""},
+		"namespace, no type": {&nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Path: "/x"}}}}, Node{Host: testHost()}, errdefs.ErrInvalidArgument, ""},
 	} {
-		if _, err := tt.node.Adjust(example(), tt.adj); !errors.Is(err, tt.want) {
-			t.Errorf("%s: error %v, want %v", name, err, tt.want)
+		if _, err := tt.node.Adjust(example(), tt.adj); !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: error %v, want %v that says %q", name, err, tt.want, tt.says)
 		}
 	}
 }
@@ -235,6 +236,43 @@ func TestAdjustClasses(t *testing.T) {
 	choose("", "")
 	if spec.Linux.IntelRdt != nil || spec.Linux.Resources.BlockIO != nil {
 		t.Errorf("taken away: RDT %+v, block I/O %+v", spec.Linux.IntelRdt, spec.Linux.Resources.BlockIO)
+	}
+}
+
+// What plugins say of RDT replaces or takes away what there was, and is what plugins see.
+func TestAdjustRDT(t *testing.T) {
+	t.Parallel()
+	h := testHost()
+	h.RDT = true
+	given := example()
+	given.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: "of-the-pod", Schemata: []string{"L3:0=f"}}
+	adjusted := func(r *nri.LinuxRdt) *specs.LinuxIntelRdt {
+		t.Helper()
+		spec, err := Node{Host: h}.Adjust(given, &nri.ContainerAdjustment{Linux: &nri.LinuxContainerAdjustment{Rdt: r}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return spec.Linux.IntelRdt
+	}
+	all := &nri.LinuxRdt{ClosId: nri.String("gold"), Schemata: nri.RepeatedString([]string{"L3:0=3", "MB:0=50"}), EnableMonitoring: nri.Bool(true)}
+	want := &specs.LinuxIntelRdt{ClosID: "gold", Schemata: []string{"L3:0=3", "MB:0=50"}, EnableMonitoring: true}
+	if diff := cmp.Diff(want, adjusted(all)); diff != "" {
+		t.Errorf("all of it (-want +got):\n%s", diff)
+	}
+	want = &specs.LinuxIntelRdt{ClosID: "of-the-pod", Schemata: []string{"L3:0=f"}, EnableMonitoring: true}
+	if diff := cmp.Diff(want, adjusted(&nri.LinuxRdt{EnableMonitoring: nri.Bool(true)})); diff != "" {
+		t.Errorf("one field (-want +got):\n%s", diff)
+	}
+	if got := adjusted(&nri.LinuxRdt{Remove: true}); got != nil {
+		t.Errorf("removed: %+v", got)
+	}
+	want = &specs.LinuxIntelRdt{ClosID: "gold"}
+	if diff := cmp.Diff(want, adjusted(&nri.LinuxRdt{Remove: true, ClosId: nri.String("gold")})); diff != "" {
+		t.Errorf("replaced (-want +got):\n%s", diff)
+	}
+	seen := Container(&recordv1.Container{}, given).GetLinux().GetRdt()
+	if seen.GetClosId().GetValue() != "of-the-pod" || len(seen.GetSchemata().GetValue()) != 1 {
+		t.Errorf("plugins see %v", seen)
 	}
 }
 
