@@ -284,16 +284,19 @@ func TestCreateContainerDoesWhatPluginsWant(t *testing.T) {
 	sandbox := must[string](t)(b.RunPodSandbox(t.Context(), sandboxRequest()))
 	b.sandboxd.AddContainer(sandbox, "other")
 	b.sandboxd.AddContainer(sandbox, "victim")
+	b.sandboxd.AddContainer(sandbox, "ended")
+	b.sandboxd.SetState("ended", criv1.ContainerState_CONTAINER_EXITED)
+	b.sandboxd.Failures.Fail("UpdateContainerResources", nil, errdefs.ErrFailedPrecondition)
 	adjust := &nri.ContainerAdjustment{Annotations: map[string]string{"a": "b"}}
 	b.hub.AnswerCreate(&nri.CreateContainerResponse{
 		Adjust: adjust,
-		Update: []*nri.ContainerUpdate{limit("other", 42), limit("nobody", 5)},
+		Update: []*nri.ContainerUpdate{limit("other", 42), limit("ended", 4), limit("nobody", 5)},
 		Evict:  []*nri.ContainerEviction{{ContainerId: "victim", Reason: "memory"}},
 	})
 	b.journal.Take()
 	id := must[string](t)(b.CreateContainer(t.Context(), containerRequest(sandbox)))
 	b.expect(t, "PrepareContainer", "hub.CreateContainer", "StopContainer(10)", "hub.StopContainer",
-		"UpdateContainerResources", "UpdateContainerResources", "CommitContainer", "hub.PostCreateContainer")
+		"UpdateContainerResources", "UpdateContainerResources", "DescribeContainer", "UpdateContainerResources", "CommitContainer", "hub.PostCreateContainer")
 	if got := b.sandboxd.Adjustment(id).GetAnnotations()["a"]; got != "b" {
 		t.Errorf("committed with annotation %q, want b", got)
 	}
@@ -428,21 +431,34 @@ func TestApplyUpdatesReturnsWhatFailed(t *testing.T) {
 		[]*nri.ContainerUpdate{limit("stiff", 4), tolerant, limit("c", 3), limit("ended", 5), limit("gone", 6)},
 		[]*nri.ContainerEviction{{ContainerId: "c"}})
 	ok(t, err)
-	if len(failed) != 1 || failed[0].GetContainerId() != "stiff" {
-		t.Errorf("failed: %v, want the update of stiff", failed)
+	var ids []string
+	for _, u := range failed {
+		ids = append(ids, u.GetContainerId())
+	}
+	if diff := cmp.Diff([]string{"stiff", "ended", "gone"}, ids); diff != "" {
+		t.Errorf("failed (-want +got):\n%s", diff)
 	}
 }
 
-// A container that another operation is making is updated once it is made.
+// A container that another operation is making is updated once it is made, if an answer asks for
+// that; what a plugin asks for by itself is refused at once.
 func TestUpdateOfAContainerInTheMaking(t *testing.T) {
 	b := newBench(t, backendtest.AllEvents())
-	b.sandboxd.AddContainer("sb", "c")
+	sandbox := must[string](t)(b.RunPodSandbox(t.Context(), sandboxRequest()))
+	b.sandboxd.AddContainer(sandbox, "c")
 	b.sandboxd.SetState("c", criv1.ContainerState_CONTAINER_UNKNOWN)
-	b.sandboxd.Failures.Fail("UpdateContainerResources", errdefs.ErrFailedPrecondition, errdefs.ErrFailedPrecondition)
+	making := errdefs.ErrFailedPrecondition
+	b.sandboxd.Failures.Fail("UpdateContainerResources", making)
 	failed, err := b.ApplyUpdates(t.Context(), []*nri.ContainerUpdate{limit("c", 3)}, nil)
 	ok(t, err)
-	if updates := b.sandboxd.Updates(); len(failed) != 0 || len(updates) != 1 || updates[0].GetContainerId() != "c" {
-		t.Errorf("failed: %v, updates done: %v", failed, updates)
+	if len(failed) != 1 || len(b.sandboxd.Updates()) != 0 {
+		t.Errorf("failed: %v, updates done: %v", failed, b.sandboxd.Updates())
+	}
+	b.hub.AnswerCreate(&nri.CreateContainerResponse{Update: []*nri.ContainerUpdate{limit("c", 4)}})
+	b.sandboxd.Failures.Fail("UpdateContainerResources", making, making)
+	must[string](t)(b.CreateContainer(t.Context(), containerRequest(sandbox)))
+	if updates := b.sandboxd.Updates(); len(updates) != 1 || updates[0].GetNri().GetMemory().GetLimit().GetValue() != 4 {
+		t.Errorf("updates done: %v", updates)
 	}
 }
 

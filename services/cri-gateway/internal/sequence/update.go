@@ -100,7 +100,9 @@ func (s *Sequences) ApplyUpdates(
 	return operation.Do(ctx, s.ops, spec, func(ctx context.Context) ([]*nri.ContainerUpdate, error) {
 		var failed []*nri.ContainerUpdate
 		for _, u := range updates {
-			if err := s.updateOther(ctx, u); err != nil {
+			// Nothing is waited for: a plugin that asks in the middle of a request may be whom the
+			// container in question waits for.
+			if err := s.updateOther(ctx, u, 0); err != nil {
 				failed = append(failed, u)
 				s.log.WarnContext(ctx, "container not updated as a plugin wanted",
 					slog.String("container_id", u.GetContainerId()), slog.Any("error", err))
@@ -130,19 +132,25 @@ func (s *Sequences) updateOthers(ctx context.Context, self string, updates []*nr
 		if u.GetContainerId() == "" || u.GetContainerId() == self {
 			continue
 		}
-		errs = append(errs, s.updateOther(ctx, u))
+		err := s.updateOther(ctx, u, makingMost)
+		if errdefs.IsNotFound(err) {
+			// Its plugin cannot always know, and there is nothing left to update.
+			s.log.DebugContext(ctx, "container not updated as a plugin wanted", slog.String("container_id", u.GetContainerId()), slog.Any("error", err))
+			continue
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// updateOther performs one update. A container that has ended or is gone, which a plugin cannot
-// always know, has nothing left to update; one that another operation is making is waited for.
-func (s *Sequences) updateOther(ctx context.Context, u *nri.ContainerUpdate) error {
+// updateOther performs one update, with pauses of at most so long in which a container is waited
+// for that another operation is making. Of one that has ended or is gone the error is NotFound.
+func (s *Sequences) updateOther(ctx context.Context, u *nri.ContainerUpdate, most time.Duration) error {
 	if u.GetLinux().GetResources() == nil {
 		return nil
 	}
 	id := u.GetContainerId()
-	err := s.updateMade(ctx, id, u.GetLinux().GetResources())
+	err := s.updateMade(ctx, id, u.GetLinux().GetResources(), most)
 	switch {
 	case err == nil:
 		return nil
@@ -154,20 +162,19 @@ func (s *Sequences) updateOther(ctx context.Context, u *nri.ContainerUpdate) err
 	}
 }
 
-func (s *Sequences) updateMade(ctx context.Context, id string, resources *nri.LinuxResources) error {
+func (s *Sequences) updateMade(ctx context.Context, id string, resources *nri.LinuxResources, most time.Duration) error {
 	for rest := makingFirst; ; rest *= 2 {
 		_, err := s.containers.UpdateContainerResources(ctx, &containerv1.UpdateContainerResourcesRequest{ContainerId: id, Nri: resources})
-		switch {
-		case errdefs.IsNotFound(err):
-			return nil
-		case !errdefs.IsFailedPrecondition(err):
+		if !errdefs.IsFailedPrecondition(err) {
 			return err
 		}
 		c, describeErr := s.describe(ctx, id)
 		switch state := c.GetContainer().GetState(); {
-		case errdefs.IsNotFound(describeErr), describeErr == nil && state == nri.ContainerState_CONTAINER_STOPPED:
-			return nil
-		case describeErr != nil, state != nri.ContainerState_CONTAINER_UNKNOWN, rest > makingMost, !pause.For(ctx, rest):
+		case errdefs.IsNotFound(describeErr):
+			return describeErr
+		case describeErr == nil && state == nri.ContainerState_CONTAINER_STOPPED:
+			return fmt.Errorf("it has ended: %w", errdefs.ErrNotFound)
+		case describeErr != nil, state != nri.ContainerState_CONTAINER_UNKNOWN, rest > most, !pause.For(ctx, rest):
 			return err
 		}
 	}

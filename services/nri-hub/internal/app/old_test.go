@@ -95,7 +95,9 @@ func TestEventsOfOldPlugins(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	register("10", "old", func(nri.Event) (proto.Message, error) { return nil, status.Error(codes.Unimplemented, "no such method") })
+	register("10", "old", func(nri.Event) (proto.Message, error) {
+		return nil, status.Error(codes.Unimplemented, "no such method")
+	})
 	register("20", "new", func(nri.Event) (proto.Message, error) { return &nri.Empty{}, nil })
 	g.await(t, "10-old", "20-new")
 	all := life(g, t)

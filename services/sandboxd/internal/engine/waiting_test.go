@@ -50,9 +50,15 @@ func TestProcessThatWaitsAndIsNotStarted(t *testing.T) {
 		"refusal": {func(ctx context.Context, n *node, _, id string) error {
 			return n.Tasks.Refuse(ctx, id, errors.New("no way"))
 		}, true},
-		"stop":        {func(ctx context.Context, n *node, _, id string) error { _, err := n.Containers.Stop(ctx, id, 0); return err }, false},
+		"stop": {func(ctx context.Context, n *node, _, id string) error {
+			_, err := n.Containers.Stop(ctx, id, 0)
+			return err
+		}, false},
 		"stop of pod": {func(ctx context.Context, n *node, sandbox, _ string) error { return n.Sandboxes.Stop(ctx, sandbox) }, false},
-		"removal":     {func(ctx context.Context, n *node, _, id string) error { _, err := n.Containers.Remove(ctx, id); return err }, false},
+		"removal": {func(ctx context.Context, n *node, _, id string) error {
+			_, err := n.Containers.Remove(ctx, id)
+			return err
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := start(t, newWorld(t), "boot")
