@@ -40,18 +40,18 @@ func plain(s *story) {
 // Init containers run one after the other, a sidecar goes on beside the others and ends after them.
 func order(s *story) {
 	always := corev1.ContainerRestartPolicyAlways
-	note := func(text, then string) string { return "echo " + text + " >>/work/notes; " + then }
-	sidecar := shell("sidecar", note("sidecar", "trap 'echo sidecar ends >>/work/notes; exit 0' TERM; touch /work/up; sleep 100000 & wait"))
+	note := func(text, then string) string { return "echo " + text + " >>/common/notes; " + then }
+	sidecar := shell("sidecar", note("sidecar", "trap 'echo sidecar ends >>/common/notes; exit 0' TERM; touch /common/up; sleep 100000 & wait"))
 	sidecar.RestartPolicy = &always
-	sidecar.StartupProbe = &corev1.Probe{ProbeHandler: execHandler("test", "-e", "/work/up"), PeriodSeconds: 1, FailureThreshold: 60}
+	sidecar.StartupProbe = &corev1.Probe{ProbeHandler: execHandler("test", "-e", "/common/up"), PeriodSeconds: 1, FailureThreshold: 60}
 	p := pod("order",
-		shell("first", note("main", "trap 'sleep 1; echo main ends >>/work/notes; exit 0' TERM; sleep 100000 & wait")),
+		shell("first", note("main", "trap 'sleep 1; echo main ends >>/common/notes; exit 0' TERM; sleep 100000 & wait")),
 		shell("second", forever))
-	p.Spec.InitContainers = []corev1.Container{shell("one", note("one", "sleep 1")), sidecar, shell("two", note("two", "test -e /work/up"))}
+	p.Spec.InitContainers = []corev1.Container{shell("one", note("one", "sleep 1")), sidecar, shell("two", note("two", "test -e /common/up"))}
 	folder := s.Path("order")
 	must(s.t, os.MkdirAll(folder, 0o777))
 	p.Spec.Volumes = []corev1.Volume{hostFolder("work", folder)}
-	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/work"})
+	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/common"})
 	got := s.runReady(p)
 	for _, name := range []string{"one", "two"} {
 		if err := terminated(name, "Completed", 0)(got); err != nil {

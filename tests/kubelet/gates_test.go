@@ -38,13 +38,13 @@ func TestFeatureGates(t *testing.T) { //nolint:tparallel // Nodes take turns, si
 func stopSignal(s *story) {
 	folder := s.Path("stop-signal")
 	must(s.t, os.MkdirAll(folder, 0o777))
-	main := shell("main", "trap 'echo USR1 >>/work/notes; exit 0' USR1; trap 'echo TERM >>/work/notes; exit 0' TERM; sleep 100000 & wait")
+	main := shell("main", "trap 'echo USR1 >>/common/notes; exit 0' USR1; trap 'echo TERM >>/common/notes; exit 0' TERM; sleep 100000 & wait")
 	signal := corev1.SIGUSR1
 	main.Lifecycle = &corev1.Lifecycle{StopSignal: &signal}
 	p := pod("stop-signal", main)
 	p.Spec.OS = &corev1.PodOS{Name: corev1.Linux}
 	p.Spec.Volumes = []corev1.Volume{hostFolder("work", folder)}
-	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/work"})
+	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/common"})
 	got := s.runReady(p)
 	if c := status(got, "main"); c.StopSignal == nil || *c.StopSignal != signal {
 		s.t.Errorf("kubelet says of the signal %v", c.StopSignal)

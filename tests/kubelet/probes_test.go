@@ -95,18 +95,18 @@ func startup(s *story) {
 func hooks(s *story) {
 	folder := s.Path("hooks")
 	must(s.t, os.MkdirAll(folder, 0o777))
-	main := shell("main", "trap 'echo stopped >>/work/notes; exit 0' TERM; sleep 100000 & wait")
+	main := shell("main", "trap 'echo stopped >>/common/notes; exit 0' TERM; sleep 100000 & wait")
 	main.Lifecycle = &corev1.Lifecycle{
-		PostStart: &corev1.LifecycleHandler{Exec: execHandler("sh", "-c", "echo started >>/work/notes").Exec},
-		PreStop:   &corev1.LifecycleHandler{Exec: execHandler("sh", "-c", "echo stopping >>/work/notes; sleep 1").Exec},
+		PostStart: &corev1.LifecycleHandler{Exec: execHandler("sh", "-c", "echo started >>/common/notes").Exec},
+		PreStop:   &corev1.LifecycleHandler{Exec: execHandler("sh", "-c", "echo stopping >>/common/notes; sleep 1").Exec},
 	}
-	sleeper := shell("sleeper", "trap 'test -s /work/notes && grep -q stopped /work/notes && echo slept >>/work/notes; exit 0' TERM; sleep 100000 & wait")
+	sleeper := shell("sleeper", "trap 'test -s /common/notes && grep -q stopped /common/notes && echo slept >>/common/notes; exit 0' TERM; sleep 100000 & wait")
 	sleeper.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 4}}}
 	p := pod("hooks", main, sleeper)
 	grace := int64(30)
 	p.Spec.TerminationGracePeriodSeconds = &grace
 	p.Spec.Volumes = []corev1.Volume{hostFolder("work", folder)}
-	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/work"})
+	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/common"})
 	s.runReady(p)
 	s.remove("hooks")
 	want := "started\nstopping\nstopped\nslept\n"
@@ -131,12 +131,12 @@ func webHook(s *story) {
 	main.Lifecycle = &corev1.Lifecycle{PreStop: hook}
 	folder := s.Path("web-hook")
 	must(s.t, os.MkdirAll(folder, 0o777))
-	listener := shell("listener", "nc -l -p 8090 -e sh -c 'read line; echo \"$line\" >/work/request; printf \"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n\"'; "+forever)
+	listener := shell("listener", "nc -l -p 8090 -e sh -c 'read line; echo \"$line\" >/common/request; printf \"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n\"'; "+forever)
 	p := pod("web-hook", main, listener)
 	grace := int64(60)
 	p.Spec.TerminationGracePeriodSeconds = &grace
 	p.Spec.Volumes = []corev1.Volume{hostFolder("work", folder)}
-	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/work"})
+	everywhere(p, corev1.VolumeMount{Name: "work", MountPath: "/common"})
 	s.runReady(p)
 	s.remove("web-hook")
 	if request, err := os.ReadFile(folder + "/request"); err != nil || !strings.HasPrefix(string(request), "GET / HTTP/1.1") {
