@@ -201,16 +201,15 @@ func (a *App) ledgerPart() lifecycle.Part {
 	}}
 }
 
-// auditPart hands the audit trail to the bus.
+// auditPart writes the audit trail to the log and hands it to the bus.
 func (a *App) auditPart() lifecycle.Part {
 	return lifecycle.Part{Name: "audit", Run: func(ctx context.Context, ready func()) error {
 		ready()
-		if a.bus == nil {
-			<-ctx.Done()
-			return nil
+		a.trail.Run(ctx)
+		if a.bus != nil {
+			a.bus.Close()
 		}
-		defer a.bus.Close()
-		return a.trail.Run(ctx)
+		return nil
 	}}
 }
 

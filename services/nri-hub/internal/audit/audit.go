@@ -1,8 +1,9 @@
 // Package audit keeps the trail of what plugins change: in the log, and on the bus under
 // nri.audit.
 //
-// A record never holds a request up. What the bus does not take at once waits in a
-// bounded queue; what does not fit is counted and is in the log alone.
+// A record never holds a request up: it is written a moment later, when the request that it
+// belongs to has the processors no longer to share. What the bus does not take at once waits
+// in a bounded queue; what does not fit is counted and is in the log alone.
 package audit
 
 import (
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/api/types"
@@ -26,6 +28,7 @@ import (
 	"github.com/crisp-cri/crisp/services/internal/events"
 	"github.com/crisp-cri/crisp/services/internal/pause"
 	"github.com/crisp-cri/crisp/services/internal/telemetry"
+	"github.com/crisp-cri/crisp/services/nri-hub/internal/change"
 	"github.com/crisp-cri/crisp/services/nri-hub/internal/hub/vet"
 )
 
@@ -37,6 +40,8 @@ const (
 
 	queueLength = 4096
 	retryPause  = time.Second
+	// settle is how long records wait, so that those that come together are written together.
+	settle = 20 * time.Millisecond
 )
 
 // Config says where the trail goes and what is in it.
@@ -55,12 +60,19 @@ type Trail struct {
 	cfg     Config
 	tel     *telemetry.Telemetry
 	bus     Publisher // nil without a bus
+	fresh   chan entry
 	queue   chan events.Message
 	prefix  string
 	dropped prometheus.Counter
 }
 
-// New makes a trail; bus may be nil. What is meant for the bus waits for Run.
+// entry is a record that is still to be written.
+type entry struct {
+	ctx    context.Context //nolint:containedctx // of the request, whose trace the record belongs to
+	record vet.Record
+}
+
+// New makes a trail; bus may be nil. Records wait for Run.
 func New(cfg Config, tel *telemetry.Telemetry, bus Publisher) (*Trail, error) {
 	var b [8]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -68,6 +80,7 @@ func New(cfg Config, tel *telemetry.Telemetry, bus Publisher) (*Trail, error) {
 	}
 	return &Trail{
 		cfg: cfg, tel: tel, bus: bus,
+		fresh:  make(chan entry, queueLength),
 		queue:  make(chan events.Message, queueLength),
 		prefix: "nri-audit-" + hex.EncodeToString(b[:]),
 		dropped: telemetry.Register(tel, prometheus.NewCounter(prometheus.CounterOpts{
@@ -77,20 +90,59 @@ func New(cfg Config, tel *telemetry.Telemetry, bus Publisher) (*Trail, error) {
 	}, nil
 }
 
-// Record takes a record. It does not block and may be called concurrently.
+// Record takes a record. It does not block and may be called concurrently. More records than
+// fit are written at once, and to the log alone.
 func (t *Trail) Record(ctx context.Context, r vet.Record) {
-	if !t.cfg.Values {
-		r = withoutValues(r)
-	}
-	if t.cfg.Log {
+	select {
+	case t.fresh <- entry{context.WithoutCancel(ctx), r}:
+	default:
 		t.log(ctx, r)
+		if t.bus != nil {
+			t.dropped.Inc()
+		}
 	}
+}
+
+// Run writes the records to the log, and hands them to the bus, in order, until ctx ends. What
+// is there by then is in the log when it returns.
+func (t *Trail) Run(ctx context.Context) {
+	var publisher sync.WaitGroup
+	defer publisher.Wait()
+	publisher.Go(func() { t.serveBus(ctx) })
+	for {
+		select {
+		case <-ctx.Done():
+			t.write()
+			return
+		case e := <-t.fresh:
+			pause.For(ctx, settle)
+			t.keep(e)
+			t.write()
+		}
+	}
+}
+
+// write writes all records that are there.
+func (t *Trail) write() {
+	for {
+		select {
+		case e := <-t.fresh:
+			t.keep(e)
+		default:
+			return
+		}
+	}
+}
+
+// keep writes a record to the log and leaves it to the bus.
+func (t *Trail) keep(e entry) {
+	t.log(e.ctx, e.record)
 	if t.bus == nil {
 		return
 	}
-	m, err := t.message(ctx, r)
+	m, err := t.message(e.ctx, e.record)
 	if err != nil {
-		t.tel.Log.WarnContext(ctx, "audit record not encoded", slog.Any("error", err))
+		t.tel.Log.WarnContext(e.ctx, "audit record not encoded", slog.Any("error", err))
 		return
 	}
 	select {
@@ -100,12 +152,12 @@ func (t *Trail) Record(ctx context.Context, r vet.Record) {
 	}
 }
 
-// Run hands the records to the bus, in order, until ctx ends.
-func (t *Trail) Run(ctx context.Context) error {
+// serveBus hands what is meant for the bus to it until ctx ends.
+func (t *Trail) serveBus(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case m := <-t.queue:
 			t.publish(ctx, m)
 		}
@@ -125,18 +177,11 @@ func (t *Trail) publish(ctx context.Context, m events.Message) {
 	}
 }
 
-func withoutValues(r vet.Record) vet.Record {
-	changes := r.Changes
-	r.Changes = nil
-	for _, c := range changes {
-		c.Old, c.New = "", ""
-		r.Changes = append(r.Changes, c)
-	}
-	return r
-}
-
 // log writes one line for each change, so that a line can be found by field and value.
 func (t *Trail) log(ctx context.Context, r vet.Record) {
+	if !t.cfg.Log {
+		return
+	}
 	common := []slog.Attr{
 		slog.String("plugin", r.Plugin.String()),
 		slog.String("request", requestOf(r)),
@@ -151,11 +196,23 @@ func (t *Trail) log(ctx context.Context, r vet.Record) {
 	if r.Error != "" {
 		t.tel.Log.LogAttrs(ctx, slog.LevelInfo, "nri audit: plugin failed", append(common, slog.String("error", r.Error))...)
 	}
-	for _, c := range r.Changes {
+	for _, c := range t.changes(r) {
 		attrs := append(slices.Clip(common), slog.String("field", c.Field), slog.String("key", c.Key),
 			slog.String("old", c.Old), slog.String("new", c.New), slog.Bool("removed", c.Removed))
 		t.tel.Log.LogAttrs(ctx, slog.LevelInfo, "nri audit: plugin changed a container", attrs...)
 	}
+}
+
+// changes are those of a record, with values only if they may be told.
+func (t *Trail) changes(r vet.Record) []change.Change {
+	if t.cfg.Values {
+		return r.Changes
+	}
+	told := slices.Clone(r.Changes)
+	for i := range told {
+		told[i].Old, told[i].New = "", ""
+	}
+	return told
 }
 
 func requestOf(r vet.Record) string {
@@ -178,7 +235,7 @@ func (t *Trail) message(ctx context.Context, r vet.Record) (events.Message, erro
 		Refused:       r.Refused,
 		Error:         r.Error,
 	}
-	for _, c := range r.Changes {
+	for _, c := range t.changes(r) {
 		audit.Changes = append(audit.Changes, &eventv1.FieldChange{
 			Field: c.Field, Key: c.Key, OldValue: c.Old, NewValue: c.New, Removed: c.Removed,
 		})

@@ -3,6 +3,8 @@ package audit_test
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -49,8 +51,8 @@ func TestTrailReachesTheBus(t *testing.T) {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- trail.Run(ctx) }()
+			var run sync.WaitGroup
+			run.Go(func() { trail.Run(ctx) })
 			trail.Record(t.Context(), record()) // while there is no bus
 			bus.Start()
 			var got *eventv1.PluginAudit
@@ -63,9 +65,7 @@ func TestTrailReachesTheBus(t *testing.T) {
 				return failure
 			})
 			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			run.Wait()
 			c := got.GetChanges()
 			if got.GetPlugin() != "10-a" || got.GetRequest() != "CreateContainer" || got.GetPodName() != "web" ||
 				got.GetContainerName() != "main" || got.GetLatencyNano() != int64(time.Millisecond) || len(c) != 1 || c[0].GetKey() != "TOKEN" {
@@ -96,6 +96,35 @@ func last(ctx context.Context, js jetstream.JetStream) (*eventv1.PluginAudit, er
 		return nil, fmt.Errorf("topic is %q", envelope.GetTopic())
 	}
 	return &a, proto.Unmarshal(envelope.GetEvent().GetValue(), &a)
+}
+
+// Whatever was recorded is in the log when the trail has ended, in order and with a bus that takes
+// nothing.
+func TestTrailIsInTheLogAtItsEnd(t *testing.T) {
+	t.Parallel()
+	const records = 100
+	var log strings.Builder
+	tel, _ := testkit.TelemetryTo(t, &log)
+	trail, err := audit.New(audit.Config{Log: true, Values: true}, tel, never{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range records {
+		r := record()
+		r.Changes[0].New = fmt.Sprintf("number-%d.", i)
+		trail.Record(t.Context(), r)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	trail.Run(ctx)
+	rest := log.String()
+	for i := range records {
+		_, after, found := strings.Cut(rest, fmt.Sprintf("number-%d.", i))
+		if !found {
+			t.Fatalf("record %d is not in the log, or not in its place:\n%s", i, &log)
+		}
+		rest = after
+	}
 }
 
 // Without a reader nothing is held up and nothing grows without bound.

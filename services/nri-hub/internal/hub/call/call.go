@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -124,6 +125,7 @@ func (c *Caller) Call(ctx context.Context, m *member.Member, e nri.Event, req pr
 		answers <- answer{resp, err}
 	})
 	if meanwhile != nil {
+		runtime.Gosched() // the request goes out first
 		meanwhile()
 	}
 	timer := time.NewTimer(time.Until(begin.Add(limit)))
