@@ -58,9 +58,9 @@ func tellContainersOutliveSandboxd(t *testing.T, handler string) {
 	s := start(t, testenv.Setup{Handler: handler})
 	s.pull(busybox)
 	pod, config := s.pod("orphans")
-	steady := s.container(pod, config, containerConfig("steady", "n=0; while true; do n=$((n+1)); echo $n > /tmp/count; sleep 0.1; done"))
+	steady := s.container(pod, config, containerConfig("steady", "n=0; while true; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/count; sleep 0.1; done"))
 	ending := s.container(pod, config, containerConfig("ending", "while ! test -e /tmp/go; do sleep 0.1; done; exit 23"))
-	first := s.exec(steady, "cat", "/tmp/count")
+	first := s.exec(steady, "sh", "-c", "until cat /tmp/count; do sleep 0.1; done")
 
 	must(t, s.Kill(t.Context(), testenv.Sandboxd))
 	releaseFromOutside(t, ending)
