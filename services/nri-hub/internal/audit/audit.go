@@ -70,6 +70,7 @@ type Trail struct {
 type entry struct {
 	ctx    context.Context //nolint:containedctx // of the request, whose trace the record belongs to
 	record vet.Record
+	at     time.Time // when it was recorded
 }
 
 // New makes a trail; bus may be nil. Records wait for Run.
@@ -94,7 +95,7 @@ func New(cfg Config, tel *telemetry.Telemetry, bus Publisher) (*Trail, error) {
 // fit are written at once, and to the log alone.
 func (t *Trail) Record(ctx context.Context, r vet.Record) {
 	select {
-	case t.fresh <- entry{context.WithoutCancel(ctx), r}:
+	case t.fresh <- entry{context.WithoutCancel(ctx), r, time.Now()}:
 	default:
 		t.log(ctx, r)
 		if t.bus != nil {
@@ -140,7 +141,7 @@ func (t *Trail) keep(e entry) {
 	if t.bus == nil {
 		return
 	}
-	m, err := t.message(e.ctx, e.record)
+	m, err := t.message(e)
 	if err != nil {
 		t.tel.Log.WarnContext(e.ctx, "audit record not encoded", slog.Any("error", err))
 		return
@@ -222,7 +223,8 @@ func requestOf(r vet.Record) string {
 	return r.Event.PrettyName()
 }
 
-func (t *Trail) message(ctx context.Context, r vet.Record) (events.Message, error) {
+func (t *Trail) message(e entry) (events.Message, error) {
+	r := e.record
 	audit := &eventv1.PluginAudit{
 		Plugin:        r.Plugin.String(),
 		Request:       requestOf(r),
@@ -245,7 +247,7 @@ func (t *Trail) message(ctx context.Context, r vet.Record) (events.Message, erro
 		return events.Message{}, err
 	}
 	envelope, err := proto.Marshal(&types.Envelope{
-		Timestamp: timestamppb.Now(),
+		Timestamp: timestamppb.New(e.at),
 		Namespace: namespace,
 		Topic:     Topic,
 		Event:     &anypb.Any{TypeUrl: payload.GetTypeUrl(), Value: payload.GetValue()},
@@ -254,7 +256,7 @@ func (t *Trail) message(ctx context.Context, r vet.Record) (events.Message, erro
 		return events.Message{}, err
 	}
 	id, err := t.id()
-	return events.Message{ID: id, Topic: Topic, Namespace: namespace, Envelope: envelope, TraceContext: events.TraceContext(ctx)}, err
+	return events.Message{ID: id, Topic: Topic, Namespace: namespace, Envelope: envelope, TraceContext: events.TraceContext(e.ctx)}, err
 }
 
 func (t *Trail) id() (string, error) {

@@ -153,6 +153,36 @@ func TestTrailNeverBlocks(t *testing.T) {
 	}
 }
 
+// What the bus is told has the time of the change, not of its writing.
+func TestTrailTellsWhenItWasRecorded(t *testing.T) {
+	t.Parallel()
+	tel, _ := testkit.Telemetry(t)
+	bus := make(taken, 1)
+	trail, err := audit.New(audit.Config{}, tel, bus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trail.Record(t.Context(), record())
+	recorded := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	var run sync.WaitGroup
+	defer run.Wait()
+	defer cancel()
+	run.Go(func() { trail.Run(ctx) })
+	var envelope types.Envelope
+	if err := proto.Unmarshal((<-bus).Envelope, &envelope); err != nil {
+		t.Fatal(err)
+	}
+	if at := envelope.GetTimestamp().AsTime(); at.After(recorded) {
+		t.Errorf("recorded before %v, told as %v", recorded, at)
+	}
+}
+
+// taken is a bus that takes all there is room for.
+type taken chan events.Message
+
+func (t taken) Publish(_ context.Context, m events.Message) error { t <- m; return nil }
+
 type never struct{}
 
 func (never) Publish(ctx context.Context, _ events.Message) error { <-ctx.Done(); return ctx.Err() }
