@@ -42,6 +42,8 @@ const (
 	retryPause  = time.Second
 	// settle is how long records wait, so that those that come together are written together.
 	settle = 20 * time.Millisecond
+	// farewell is how long the end waits for the bus to take what is left.
+	farewell = time.Second
 )
 
 // Config says where the trail goes and what is in it.
@@ -105,11 +107,21 @@ func (t *Trail) Record(ctx context.Context, r vet.Record) {
 }
 
 // Run writes the records to the log, and hands them to the bus, in order, until ctx ends. What
-// is there by then is in the log when it returns.
+// is there by then is in the log when it returns, and on the bus if that takes it soon.
 func (t *Trail) Run(ctx context.Context) {
+	busCtx, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	written := make(chan struct{})
 	var publisher sync.WaitGroup
-	defer publisher.Wait()
-	publisher.Go(func() { t.serveBus(ctx) })
+	publisher.Go(func() { t.serveBus(busCtx, written) })
+	t.serveLog(ctx)
+	close(written)
+	defer time.AfterFunc(farewell, giveUp).Stop()
+	publisher.Wait()
+}
+
+// serveLog writes the records until ctx ends, and all that are there by then.
+func (t *Trail) serveLog(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -153,14 +165,23 @@ func (t *Trail) keep(e entry) {
 	}
 }
 
-// serveBus hands what is meant for the bus to it until ctx ends.
-func (t *Trail) serveBus(ctx context.Context) {
+// serveBus hands what is meant for the bus to it until ctx ends, or until there is nothing left
+// after everything is written.
+func (t *Trail) serveBus(ctx context.Context, written <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case m := <-t.queue:
 			t.publish(ctx, m)
+			continue
+		case <-written:
+		}
+		select {
+		case m := <-t.queue:
+			t.publish(ctx, m)
+		default:
+			return
 		}
 	}
 }

@@ -178,6 +178,27 @@ func TestTrailTellsWhenItWasRecorded(t *testing.T) {
 	}
 }
 
+// An end in good order leaves nothing behind that the bus would have taken.
+func TestTrailIsOnTheBusAtItsEnd(t *testing.T) {
+	t.Parallel()
+	const records = 100
+	tel, _ := testkit.Telemetry(t)
+	bus := make(taken, records)
+	trail, err := audit.New(audit.Config{}, tel, bus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range records {
+		trail.Record(t.Context(), record())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	trail.Run(ctx)
+	if len(bus) != records {
+		t.Errorf("the bus has %d records, want %d", len(bus), records)
+	}
+}
+
 // taken is a bus that takes all there is room for.
 type taken chan events.Message
 
