@@ -30,7 +30,8 @@ const maxLine = 1 << 20
 
 var _ object.Ledger = (*Ledger)(nil)
 
-// syncPause is between two writes to the disk; what is noted meanwhile goes with the next.
+// syncPause is from the first note to its write to the disk, which brings all that is noted
+// meanwhile, and is not in the way of the call that the note is about.
 const syncPause = 50 * time.Millisecond
 
 // Ledger is a file of lines that are only added. It survives a kill of the process at once,
@@ -215,17 +216,18 @@ func (l *Ledger) stain() {
 // Run brings what is noted to the disk until ctx ends, many lines at a time, and keeps the file
 // from growing.
 func (l *Ledger) Run(ctx context.Context) {
-	pause := time.NewTicker(syncPause)
+	pause := time.NewTimer(syncPause)
 	defer pause.Stop()
 	for {
 		select {
 		case <-l.dirty:
-			l.sync()
+			pause.Reset(syncPause)
 		case <-ctx.Done():
 			return
 		}
 		select {
 		case <-pause.C:
+			l.sync()
 		case <-ctx.Done():
 			return
 		}
