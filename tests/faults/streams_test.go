@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	clientexec "k8s.io/client-go/util/exec"
@@ -235,6 +236,26 @@ func TestOutputIsCompleteAtTheEnd(t *testing.T) {
 	out, code, err := s.exec(id, "sh", "-c", "(sleep 0.5; echo late; exec sleep 1234) & echo early; exit 3")
 	if err != nil || code != 3 || out != "early\nlate\n" || time.Since(begun) > 15*time.Second {
 		t.Errorf("child that is left behind: %q, exit code %d, %v after %s", out, code, err, time.Since(begun))
+	}
+	// With a time limit it is that, at the most, and the command that ended in time has not failed.
+	configRunc := s.podConfig("complete-runc")
+	for _, id := range []string{id, s.container(s.pod(configRunc, "runc"), configRunc, script("main", "sleep 1000"))} {
+		begun := time.Now()
+		answer, err := s.CRI.ExecSync(t.Context(), &criv1.ExecSyncRequest{
+			ContainerId: id, Cmd: []string{"sh", "-c", "sleep 1234 & echo early; exit 3"}, Timeout: 2,
+		})
+		took := time.Since(begun)
+		if err != nil || answer.GetExitCode() != 3 || string(answer.GetStdout()) != "early\n" || took > 5*time.Second {
+			t.Errorf("child that is left behind, time limit of 2 s: %v, %v after %s", answer, err, took)
+		}
+		// So it is with a command that is killed because its time is up.
+		begun = time.Now()
+		_, err = s.CRI.ExecSync(t.Context(), &criv1.ExecSyncRequest{
+			ContainerId: id, Cmd: []string{"sh", "-c", "sleep 1234 & sleep 1234"}, Timeout: 2,
+		})
+		if took := time.Since(begun); status.Code(err) != codes.DeadlineExceeded || took > 5*time.Second {
+			t.Errorf("command that is killed and leaves a child behind: %v after %s", err, took)
+		}
 	}
 	// The end of a container is the end of its children; what was written before is in the log.
 	late := s.container(pod, config, script("late", "(sleep 2; echo late) & echo early"))

@@ -19,10 +19,14 @@ import (
 
 const (
 	// drainTime is how long an ended exec's output may still flow to a client that
-	// reads it. A child that keeps the output open does not hold the exec longer.
+	// reads it, if its time is not up before. A child that keeps the output open does not
+	// hold the exec longer.
 	drainTime = 10 * time.Second
 	// killTime bounds the wait for a killed exec.
 	killTime = 10 * time.Second
+	// deleteTime is how long who has run an exec waits for its deletion: a shim may put it
+	// off while a child holds the output open.
+	deleteTime = time.Second
 	// endTime is how long a failed exec waits for the end of its container, which may
 	// be why it failed.
 	endTime = 100 * time.Millisecond
@@ -130,16 +134,17 @@ func (r *Runner) attend(ctx context.Context, c *table.Container, execID string, 
 		req.Started()
 	}
 	var timeout <-chan time.Time
+	var deadline time.Time
 	if req.Timeout > 0 {
 		t := time.NewTimer(req.Timeout)
 		defer t.Stop()
-		timeout = t.C
+		timeout, deadline = t.C, time.Now().Add(req.Timeout)
 	}
 	resize, stdinDone := req.Resize, io.StdinDone()
 	for {
 		select {
 		case w := <-end:
-			return r.finish(ctx, io, w)
+			return r.finish(ctx, io, w, deadline)
 		case size, ok := <-resize:
 			if !ok {
 				resize = nil
@@ -163,11 +168,17 @@ func (r *Runner) attend(ctx context.Context, c *table.Container, execID string, 
 	}
 }
 
-func (r *Runner) finish(ctx context.Context, io port.ExecIO, w waited) (int32, error) {
+// finish delivers the last output of an ended exec, until deadline if that is not zero: who
+// gave the command a time does not wait longer for what it has left behind.
+func (r *Runner) finish(ctx context.Context, io port.ExecIO, w waited, deadline time.Time) (int32, error) {
 	if w.err != nil {
 		return 0, fmt.Errorf("exec: %w", w.err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	drained := time.Now().Add(drainTime)
+	if !deadline.IsZero() && deadline.Before(drained) {
+		drained = deadline
+	}
+	ctx, cancel := context.WithDeadline(ctx, drained)
 	defer cancel()
 	err := io.Drain(ctx)
 	if err != nil {
@@ -192,8 +203,27 @@ func (r *Runner) killExec(ctx context.Context, c *table.Container, execID string
 	}
 }
 
+// deleteExec deletes an ended exec; a deletion that takes long is repeated beside its caller.
 func (r *Runner) deleteExec(ctx context.Context, c *table.Container, execID string) {
-	_, err := r.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, execID)
+	remove := func(ctx context.Context) error {
+		_, err := r.p.Tasks.Delete(ctx, c.Sandbox.ID, c.ID, execID)
+		return err
+	}
+	soon, cancel := context.WithTimeout(ctx, deleteTime)
+	defer cancel()
+	err := remove(soon)
+	if err != nil && soon.Err() != nil {
+		r.p.Work.Start(ctx, killTime, func(ctx context.Context) error {
+			r.deleted(ctx, c, remove(ctx))
+			return nil
+		})
+		return
+	}
+	r.deleted(ctx, c, err)
+}
+
+// deleted tells of an exec whose deletion failed.
+func (r *Runner) deleted(ctx context.Context, c *table.Container, err error) {
 	if err != nil && !errdefs.IsNotFound(err) {
 		r.p.Log.WarnContext(ctx, "exec remains until its container ends", slog.String("container_id", c.ID), slog.Any("error", err))
 	}
