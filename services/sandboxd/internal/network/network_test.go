@@ -246,6 +246,28 @@ func TestAttachKillsAHangingPlugin(t *testing.T) {
 	}
 }
 
+// A plugin that is killed between two steps may leave what its DEL does not find.
+func TestCancelledAttachLetsAPluginEnd(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, nil)
+	b.plugin("steps", `touch `+b.dir+`/begun; sleep 0.3; touch `+b.dir+`/ended; `+gives)
+	b.list("10-a.conflist", "steps")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for !b.exists("begun") && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := b.Attach(ctx, request())
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if !b.exists("ended") {
+		t.Error("the plugin was killed between its steps")
+	}
+}
+
 func TestAttachWithoutConfiguration(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)

@@ -1,5 +1,5 @@
 // Package plugin runs CNI plugins for the CNI library: a bounded number at a time, in a process
-// group that is killed as a whole when the time is up, with the trace context in the
+// group that is killed as a whole a moment after the time is up, with the trace context in the
 // environment as OpenTelemetry describes it. No plugin outlives this process.
 package plugin
 
@@ -32,7 +32,12 @@ import (
 const (
 	// maxOutput bounds what is kept of a plugin's output.
 	maxOutput = 4 << 20
-	// pipeGrace is how long descendants of an ended plugin may keep its output open.
+	// endGrace is how long a plugin whose result nobody wants any more may go on: one that is
+	// killed between two steps can leave what its DEL does not find, such as an address file
+	// without the name of its holder.
+	endGrace = time.Second
+	// pipeGrace is how long descendants of an ended plugin may keep its output open; endGrace is
+	// part of it.
 	pipeGrace = 2 * time.Second
 	// busyTries and busyPause bound the wait for a plugin's file that is being written.
 	busyTries = 10
@@ -104,9 +109,16 @@ func run(ctx context.Context, path string, environ []string, stdin *bytes.Reader
 	cmd.Env = environ
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var kill *time.Timer
+	cmd.Cancel = func() error {
+		kill = time.AfterFunc(endGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		return nil
+	}
 	cmd.WaitDelay = pipeGrace
 	err := cmd.Run()
+	if kill != nil {
+		kill.Stop()
+	}
 	if errors.Is(err, exec.ErrWaitDelay) {
 		return nil // it ended well; only something that it left behind holds the output
 	}
