@@ -250,7 +250,7 @@ func TestAttachKillsAHangingPlugin(t *testing.T) {
 func TestCancelledAttachLetsAPluginEnd(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)
-	b.plugin("steps", `touch `+b.dir+`/begun; sleep 0.3; touch `+b.dir+`/ended; `+gives)
+	b.plugin("steps", `{ sleep 0.6; touch `+b.dir+`/outlived; } >/dev/null 2>&1 & touch `+b.dir+`/begun; sleep 0.3; touch `+b.dir+`/ended; `+gives)
 	b.list("10-a.conflist", "steps")
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -265,6 +265,10 @@ func TestCancelledAttachLetsAPluginEnd(t *testing.T) {
 	}
 	if !b.exists("ended") {
 		t.Error("the plugin was killed between its steps")
+	}
+	time.Sleep(500 * time.Millisecond)
+	if b.exists("outlived") {
+		t.Error("what the plugin left behind goes on")
 	}
 }
 

@@ -109,15 +109,16 @@ func run(ctx context.Context, path string, environ []string, stdin *bytes.Reader
 	cmd.Env = environ
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	var kill *time.Timer
+	kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var later *time.Timer
 	cmd.Cancel = func() error {
-		kill = time.AfterFunc(endGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		later = time.AfterFunc(endGrace, kill)
 		return nil
 	}
 	cmd.WaitDelay = pipeGrace
 	err := cmd.Run()
-	if kill != nil {
-		kill.Stop()
+	if later != nil && later.Stop() {
+		kill() // what a plugin that has ended by itself left behind
 	}
 	if errors.Is(err, exec.ErrWaitDelay) {
 		return nil // it ended well; only something that it left behind holds the output
