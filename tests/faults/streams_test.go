@@ -248,6 +248,13 @@ func TestOutputIsCompleteAtTheEnd(t *testing.T) {
 		if err != nil || answer.GetExitCode() != 3 || string(answer.GetStdout()) != "early\n" || took > 5*time.Second {
 			t.Errorf("child that is left behind, time limit of 2 s: %v, %v after %s", answer, err, took)
 		}
+		// What was written in the last moment is complete.
+		answer, err = s.CRI.ExecSync(t.Context(), &criv1.ExecSyncRequest{
+			ContainerId: id, Cmd: []string{"sh", "-c", "sleep 0.9; head -c 8000000 /dev/zero"}, Timeout: 1,
+		})
+		if err == nil && len(answer.GetStdout()) != 8000000 || err != nil && status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("command that ends with its time: %d bytes, %v", len(answer.GetStdout()), err)
+		}
 		// So it is with a command that is killed because its time is up.
 		begun = time.Now()
 		_, err = s.CRI.ExecSync(t.Context(), &criv1.ExecSyncRequest{

@@ -22,6 +22,8 @@ const (
 	// reads it, if its time is not up before. A child that keeps the output open does not
 	// hold the exec longer.
 	drainTime = 10 * time.Second
+	// lastTime is what a command that ends in the last moment of its time still has for that.
+	lastTime = time.Second
 	// killTime bounds the wait for a killed exec.
 	killTime = 10 * time.Second
 	// deleteTime is how long who has run an exec waits for its deletion: a shim may put it
@@ -168,17 +170,17 @@ func (r *Runner) attend(ctx context.Context, c *table.Container, execID string, 
 	}
 }
 
-// finish delivers the last output of an ended exec, until deadline if that is not zero: who
-// gave the command a time does not wait longer for what it has left behind.
+// finish delivers the last output of an ended exec, until deadline or a moment longer if that is
+// not zero: who gave the command a time does not wait longer for what it has left behind.
 func (r *Runner) finish(ctx context.Context, io port.ExecIO, w waited, deadline time.Time) (int32, error) {
 	if w.err != nil {
 		return 0, fmt.Errorf("exec: %w", w.err)
 	}
-	drained := time.Now().Add(drainTime)
-	if !deadline.IsZero() && deadline.Before(drained) {
-		drained = deadline
+	limit := drainTime
+	if !deadline.IsZero() {
+		limit = min(limit, max(time.Until(deadline), lastTime))
 	}
-	ctx, cancel := context.WithDeadline(ctx, drained)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := io.Drain(ctx)
 	if err != nil {
